@@ -37,6 +37,37 @@ def test_check_reports_and_recommends(noisy: Path) -> None:
     assert {"empty", "html", "duplicate", "copy"} <= {one["rule"] for one in report["findings"]}
 
 
+def test_the_commands_of_a_report_read_the_files_in_the_same_way(tmp_path: Path) -> None:
+    rows = [f"{number}\t{source}\t{target}\n" for number, (source, target) in enumerate(PAIRS)]
+    (tmp_path / "three.tsv").write_text("".join([*rows, "9\tA dog.\t\n"]), encoding="utf-8")
+    for side in (0, 1):
+        text = "".join(f"{pair[side]}\n" for pair in PAIRS[:9])
+        (tmp_path / f"test.{side}").write_text(text, encoding="utf-8")
+    options = (
+        "--columns",
+        "2,3",
+        "--test",
+        "test.0",
+        "--test",
+        "test.1",
+        "--set",
+        "ratio.max_ratio=4",
+    )
+    done = succeeds_inside("data", "check", "three.tsv", *options, "--json", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert report["held_out"][0]["overlap"] == 9
+    given = "regard data {} three.tsv --columns 2,3 "
+    clean, _, *_, score = report["next_steps"]
+    expected = (
+        given.format("clean") + "--test test.0 --test test.1 --set ratio.max_ratio=4 --output "
+    )
+    assert clean.startswith(expected)
+    assert score.startswith(given.format("score") + "--output ")
+    command = clean.partition("  ")[0].split()[1:]
+    done = succeeds_inside(*command, cwd=tmp_path)
+    assert f"{report['pairs'] - report['rejected']:,} of 701 pairs kept" in done.stdout
+
+
 def test_clean_keeps_the_rejected_pairs_with_the_reason(noisy: Path) -> None:
     command = ("data", "clean", "my.tsv", "--output", "clean.tsv", "--report", "no.tsv")
     done = succeeds_inside(*command, cwd=noisy)

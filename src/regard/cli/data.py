@@ -113,10 +113,12 @@ def check(
         {name: split.pairs() for name, split in held_out.items()},
     )
     report.skipped_lines = corpus.skipped()
-    splits = {"--valid": valid, "--test": test}
-    held = [f"{option} {shlex.quote(name)}" for option in splits for name in splits[option] or ()]
+    given = {"--valid": valid, "--test": test, "--skip": skip, "--set": thresholds}
+    cleaning = [
+        f"{option} {shlex.quote(value)}" for option in given for value in given[option] or ()
+    ]
     report.next_steps = next_steps(
-        report, shlex.join(files), " ".join([corpus.options(), *held]).strip()
+        report, f"{shlex.join(files)} {corpus.options()}".strip(), " ".join(cleaning)
     )
     if html:
         write_text(html, html_report(report))
@@ -392,7 +394,15 @@ class Corpus:
     def held_out(self, valid: list[str] | None, test: list[str] | None) -> dict[str, Corpus]:
         """The validation and test data that were given."""
         given = {"valid": valid, "test": test}
-        return {name: Corpus(files, *self.given) for name, files in given.items() if files}
+        return {name: self._like(files) for name, files in given.items() if files}
+
+    def _like(self, files: list[str]) -> Corpus:
+        """Other files, read in the same way; parallel text files have no columns."""
+        from regard.cli.train import data_files
+
+        columns, languages, on_bad_line = self.given
+        is_text = data_files(files, {"columns": None, "on_bad_line": "error"}).source
+        return Corpus(files, None if is_text else columns, languages, on_bad_line)
 
     def rules(
         self, skip: list[str] | None, thresholds: list[str] | None, held_out: dict[str, Corpus]

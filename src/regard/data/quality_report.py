@@ -142,26 +142,32 @@ def make_report(
     findings = {name: _empty_finding(name) for name in rules.rules}
     histograms, words, sources = Histograms(), Counter[int](), KeyCounter()
     report = QualityReport([*files], languages, not_applied=rules.skipped)
+    others: dict[str, list[NoiseExample]] = {name: [] for name in findings}
     for batch in batches(pairs):
         for name, marks in rules.apply(batch):
             finding = findings[name]
             finding.count += int(marks.sum())
-            room = EXAMPLES - len(finding.examples)
-            for number in np.flatnonzero(marks)[:room].tolist():
-                pair = batch.pairs[number]
-                why = rules.rules[name].explain(pair)
-                number += batch.start + 1
-                finding.examples.append(NoiseExample(number, pair.source, pair.target, why))
+            # A pair that an earlier rule found, such as an empty one, is an example only if there is no other.
+            for examples, found in (
+                (finding.examples, marks & ~batch.rejected),
+                (others[name], marks & batch.rejected),
+            ):
+                for number in np.flatnonzero(found)[: EXAMPLES - len(examples)].tolist():
+                    pair = batch.pairs[number]
+                    why = rules.rules[name].explain(pair)
+                    number += batch.start + 1
+                    examples.append(NoiseExample(number, pair.source, pair.target, why))
         histograms.add(batch)
         report.pairs += len(batch)
         report.rejected += int(batch.rejected.sum())
         if held_out:
             sources.add(batch.source.folded_keys)
             words.update(batch.source.words.hashes.tolist())
-    for finding in findings.values():
+    for name, finding in findings.items():
         finding.share = finding.count / max(1, report.pairs)
-    found = (finding for finding in findings.values() if finding.count)
-    report.findings = sorted(found, key=lambda one: (not one.rejects, -one.count))
+        finding.examples = (finding.examples + others[name])[:EXAMPLES]
+    nonempty = (finding for finding in findings.values() if finding.count)
+    report.findings = sorted(nonempty, key=lambda one: (not one.rejects, -one.count))
     report.histograms = histograms.results()
     report.stretches = _merged(rules)
     report.held_out = [
@@ -225,17 +231,23 @@ def jensen_shannon(first: Counter[int], second: Counter[int]) -> float:
 # What to do
 
 
-def next_steps(report: QualityReport, given: str, options: str) -> list[str]:
-    """What to do, one line each. ``given`` are the files as the user gave them, ``options`` how they are read."""
+def next_steps(report: QualityReport, given: str, cleaning: str = "") -> list[str]:
+    """What to do, one line each.
+
+    ``given`` are the files as the user gave them, with the options that say how to read them. ``cleaning`` are the
+    other options of the command that ``regard data clean`` has as well.
+    """
     steps = []
     found = {finding.rule: finding for finding in report.findings}
-    command = " ".join(filter(None, ["regard data clean", given, options]))
+    command = f"regard data clean {given} {cleaning}".strip()
     if report.rejected:
         share = report.rejected / report.pairs
         steps.append(
-            f"{command} --output clean.tsv --report rejected.tsv  drops {report.rejected:,} pairs ({share:.1%})"
+            f"{command} --output clean.tsv --report rejected.tsv  drops "
+            f"{_pairs(report.rejected)} ({share:.1%})"
         )
-        steps.append("regard train clean.tsv  trains on the others")
+        languages = f" --languages {','.join(report.languages)}" if report.languages else ""
+        steps.append(f"regard train clean.tsv{languages}  trains on the others")
     else:
         steps.append(f"regard train {given}  can use the data as they are")
     for first, last, shift in report.stretches[:3]:
@@ -267,6 +279,10 @@ def next_steps(report: QualityReport, given: str, options: str) -> list[str]:
     return steps
 
 
+def _pairs(count: int) -> str:
+    return "1 pair" if count == 1 else f"{count:,} pairs"
+
+
 # ---------------------------------------------------------------------------------------------
 # The report as one self-contained HTML file, without scripts
 
@@ -282,10 +298,10 @@ body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--back);
 h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
 .dim { color: var(--dim); }
 .total { display: flex; flex-wrap: wrap; gap: 0.75rem; padding: 0; list-style: none; }
-.total li { background: var(--card); border-radius: 0.5rem; padding: 0.5rem 1rem; }
+.total li { flex: 1 1 5rem; max-width: 14rem; background: var(--card); border-radius: 0.5rem; padding: 0.5rem 1rem; }
 .total b { display: block; font-size: 1.4rem; }
 details { background: var(--card); border-radius: 0.5rem; margin: 0.5rem 0; padding: 0.5rem 1rem; }
-summary { cursor: pointer; } summary b { display: inline-block; min-width: 9rem; }
+summary { cursor: pointer; } summary b { display: inline-block; min-width: min(11.5rem, 40vw); }
 .share { display: inline-block; height: 0.6rem; background: var(--bar); border-radius: 0.3rem; }
 .rejects .share { background: var(--bad); }
 dl { margin: 0.5rem 0; border-top: 1px solid var(--line); padding-top: 0.5rem; }
@@ -293,9 +309,11 @@ dt { color: var(--dim); font-size: 0.85rem; } dd { margin: 0 0 0.25rem; white-sp
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; }
 figure { margin: 0; background: var(--card); border-radius: 0.5rem; padding: 0.75rem; }
 figcaption { font-size: 0.9rem; color: var(--dim); }
-svg { width: 100%; height: auto; display: block; } rect { fill: var(--bar); } text { fill: var(--dim); font-size: 9px; }
+svg { width: 100%; height: auto; display: block; } rect { fill: var(--bar); }
+text { fill: var(--dim); font-size: 11px; }
 code { background: var(--card); border-radius: 0.3rem; padding: 0.1rem 0.3rem; }
-table { border-collapse: collapse; } td, th { padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; }
+table { border-collapse: collapse; overflow-wrap: normal; }
+td, th { padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; vertical-align: bottom; }
 """
 
 
@@ -325,7 +343,7 @@ def html_report(report: QualityReport) -> str:
 <h2>What to do</h2>
 <ul>{"".join(f"<li>{_step(step)}</li>" for step in report.next_steps)}</ul>
 <h2>What was found</h2>
-{"".join(map(_finding, report.findings)) or "<p>Nothing.</p>"}
+{"".join(_finding(one, one is report.findings[0]) for one in report.findings) or "<p>Nothing.</p>"}
 {_held_out(report.held_out)}
 <h2>Lengths</h2>
 <div class="plots">{"".join(map(_plot, report.histograms))}</div>
@@ -343,10 +361,10 @@ def _step(step: str) -> str:
     return escape(step)
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Finding, is_open: bool) -> str:
     action = "dropped by regard data clean" if finding.rejects else "only reported"
     width = max(0.3, 12 * finding.share)
-    return f"""<details class="{"rejects" if finding.rejects else "reports"}">
+    return f"""<details class="{"rejects" if finding.rejects else "reports"}"{" open" * is_open}>
 <summary><b>{escape(finding.rule)}</b> {finding.count:,} ({finding.share:.2%})
 <span class="share" style="width:{width:.2f}rem"></span><br>
 <span class="dim">{escape(finding.meaning)}</span></summary>
@@ -398,10 +416,12 @@ def _plot(histogram: Histogram) -> str:
             f'<rect x="{number * step + 1:.1f}" y="{95 - height:.1f}" width="{step - 2:.1f}" '
             f'height="{height:.1f}"><title>{title}: {count:,}</title></rect>'
         )
-        if number % 3 == 0:
+        if last:
+            labels.append(f'<text x="299" y="107" text-anchor="end">{bounds[number]}</text>')
+        elif number % 3 == 0 and number < len(bounds) - 2:
             labels.append(f'<text x="{number * step + 1:.1f}" y="107">{bounds[number]}</text>')
     return (
-        f'<figure><svg viewBox="0 0 300 110" role="img" aria-label="{escape(histogram.name)}">'
+        f'<figure><svg viewBox="0 0 300 112" role="img" aria-label="{escape(histogram.name)}">'
         f"{''.join(bars)}{''.join(labels)}</svg><figcaption>{escape(histogram.name)}</figcaption></figure>"
     )
 

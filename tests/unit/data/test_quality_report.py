@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any, cast
@@ -55,6 +56,13 @@ def test_counts_shares_and_examples(report: QualityReport) -> None:
     assert not findings["all_caps"].rejects
 
 
+def test_examples_are_pairs_that_no_earlier_rule_found() -> None:
+    tags = [Pair("a <br> c", ""), *CLEAN, Pair("a <br> c", "a d"), Pair("<i>b</i> c", "")]
+    report = make_report(tags, RuleSet(make_rules(), survey(tags)), ["my.tsv"], None)
+    (html,) = (finding for finding in report.findings if finding.rule == "html")
+    assert (html.count, [example.number for example in html.examples]) == (3, [22, 1, 23])
+
+
 def test_the_worst_comes_first(report: QualityReport) -> None:
     keys = [(not finding.rejects, -finding.count) for finding in report.findings]
     assert keys == sorted(keys)
@@ -74,8 +82,17 @@ def test_histograms_count_every_pair(report: QualityReport) -> None:
 
 
 def test_it_ends_with_commands(report: QualityReport) -> None:
-    steps = next_steps(report, "my.tsv", "--columns 1,2")
-    assert steps[0].startswith("regard data clean my.tsv --columns 1,2 --output clean.tsv")
+    steps = next_steps(report, "my.tsv --columns 1,2", "--skip language")
+    assert steps[0].startswith(
+        "regard data clean my.tsv --columns 1,2 --skip language --output clean.tsv --report "
+    )
+    assert steps[1] == "regard train clean.tsv  trains on the others"
+    assert steps[-1].startswith("regard data score my.tsv --columns 1,2 --output scored.tsv")
+    known = next_steps(replace(report, languages=("en", "de")), "my.tsv")
+    assert known[1].startswith("regard train clean.tsv --languages en,de  ")
+    assert "drops 1 pair (4.0%)" in next_steps(replace(report, rejected=1), "my.tsv")[0]
+    perfect = next_steps(replace(report, rejected=0), "my.tsv --columns 1,2", "--skip language")
+    assert perfect[0].startswith("regard train my.tsv --columns 1,2  can use")
     assert any("1 of 2 sources of test are in the training data" in step for step in steps)
     assert json.loads(json.dumps(report.to_dict()))["pairs"] == 25
 
@@ -147,6 +164,7 @@ def test_the_page_is_complete_and_safe() -> None:
     assert 'style="width:0.30rem"' in html  # a bar can be seen, even if the share is small
     assert "http" not in html.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in html
+    assert '<text x="299" y="107" text-anchor="end">20</text>' in html  # not cut off at the right
     assert "width=device-width" in html
 
 
@@ -158,6 +176,8 @@ def test_the_bars_of_findings_are_as_long_as_their_shares() -> None:
     findings = [Finding("html", "tags", True, "drop them", 10, share) for share in (0.25, 0.5)]
     html = html_report(QualityReport(["a.tsv"], None, findings=findings))
     assert re.findall(r"width:([\d.]+)rem", html) == ["3.00", "6.00"]
+    assert html.count("<details") == 2
+    assert html.count('class="rejects" open>') == 1  # the worst, so that examples are seen
 
 
 @pytest.mark.parametrize(("unknown", "warned"), [(0.09, False), (0.11, True)])

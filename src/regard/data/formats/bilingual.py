@@ -261,6 +261,9 @@ class TMX(InputFormat):
                 (other,) = (code for code in found if code not in matching)
                 return matching[0], other
         names = ", ".join(found[:12]) + ", …" * (len(found) > 12)
+        bases = list(dict.fromkeys(re.split("[-_]", code)[0].lower() for code in found))
+        if len(found) > len(bases) == 2:  # --languages en,de also reads en-US and en-GB
+            found = bases
         second = found[1] if len(found) > 1 else "de"
         question = (
             "which is the source?" if len(found) == 2 else "which are the source and the target?"

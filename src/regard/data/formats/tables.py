@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from regard.data.formats.base import (
@@ -40,6 +40,7 @@ _TARGET_NAMES = """
 target tgt trg target_text tgt_text target_sentence target_segment output translation reference ref label
 """
 TARGET_NAMES = frozenset(_TARGET_NAMES.split())
+TEXT_NAMES = SOURCE_NAMES | TARGET_NAMES
 _OTHER_NAMES = """
 id idx index # nr line line_id line_number number key guid doc doc_id document segment_id sentence_id score similarity
 quality domain corpus dataset url licence license attribution date notes note comment comments context split
@@ -65,14 +66,14 @@ def choose_columns(
         found = _columns_of(source_language, names), _columns_of(target_language, names)
         if len(found[0]) == len(found[1]) == 1 and found[0] != found[1]:
             return found[0][0], found[1][0]
-    keys = [_key(name) for name in names]
+    keys = [_heading(name)[0] for name in names]
     roles = [
         [number for number, key in enumerate(keys) if key in known]
         for known in (SOURCE_NAMES, TARGET_NAMES)
     ]
     languages = [number for number, name in enumerate(names) if _names_language(name, len(names))]
     by_role, by_language = all(len(role) == 1 for role in roles), len(languages) == 2
-    if by_role and not languages:
+    if by_role and {*languages} <= {*chain(*roles)}:
         return roles[0][0], roles[1][0]
     if by_language and not by_role:
         return languages[0], languages[1]
@@ -99,19 +100,17 @@ def how_to_choose(examples: Sequence[str]) -> str:
 
 
 def is_header(cells: Sequence[str]) -> bool:
-    """Whether all cells are known names of columns or languages, and two of them name texts."""
+    """Whether all cells are known names of columns or languages, or blank, and two of them name texts."""
+    cells = [cell for cell in cells if cell.strip()]  # spreadsheets write empty columns, too
     keys = [_key(cell) for cell in cells]
-    texts = [
-        key in SOURCE_NAMES | TARGET_NAMES or _names_language(cell, len(cells))
-        for key, cell in zip(keys, cells, strict=True)
-    ]
+    texts = [_heading(cell)[0] in TEXT_NAMES or _names_language(cell, len(cells)) for cell in cells]
     known = all(text or key in OTHER_NAMES for text, key in zip(texts, keys, strict=True))
     return known and sum(texts) >= 2 and len({*keys}) == len(keys)
 
 
 def column_languages(names: Sequence[str]) -> tuple[str, str] | None:
     """The languages that two columns are named after."""
-    source, target = (language_code(_leaf(name)) for name in names)
+    source, target = (_heading(name)[1] for name in names)
     return (source, target) if source and target else None
 
 
@@ -131,14 +130,25 @@ def _named_column(wanted: str, names: Sequence[str], what: str) -> int:
 
 
 def _columns_of(language: str, names: Sequence[str]) -> list[int]:
-    codes = [language_code(_leaf(name)) for name in names]
+    codes = [_heading(name)[1] for name in names]
     return [number for number, code in enumerate(codes) if code and is_language(code, language)]
 
 
 def _names_language(name: str, columns: int) -> bool:
     """Whether a column is named after a language; ``id`` is Indonesian only beside a single other column."""
-    named = language_code(_leaf(name)) is not None
+    named = _heading(name)[1] is not None
     return named and (columns == 2 or _key(name) not in OTHER_NAMES)
+
+
+def _heading(name: str) -> tuple[str, str | None]:
+    """What a column is named after, and its language: ``source`` and ``en`` of ``source_en``, of ``English source``."""
+    words = re.split(r"[\s_-]+", _leaf(name).strip())
+    for cut in range(1, len(words)):
+        for text, language in ((words[:cut], words[cut:]), (words[cut:], words[:cut])):
+            key, code = _key("_".join(text)), language_code("-".join(language))
+            if key in TEXT_NAMES and code and _key(code) not in OTHER_NAMES:
+                return key, code
+    return _key(name), language_code(_leaf(name))
 
 
 def _leaf(name: str) -> str:
@@ -174,7 +184,8 @@ class TableLayout:
             details = (f"columns {numbers}, without a header",) if self.width > 2 or key else ()
             return Layout(details, options.languages, key)
         source, target = (self.names[column] for column in self.columns)
-        details = (f"columns {', '.join(self.names)}; source {source}, target {target}",)
+        names = ", ".join(filter(None, self.names))
+        details = (f"columns {names}; source {source}, target {target}",)
         languages = options.languages or column_languages((source, target))
         return Layout(details, languages, f"named {source!r} {target!r}")
 

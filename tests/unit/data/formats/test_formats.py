@@ -262,6 +262,15 @@ def test_tmx_without_a_source_language_is_refused(tmp_path: Path) -> None:
     assert ": languages EN-US, DE-DE: which is the source?" in refusal(path)
 
 
+def test_tmx_with_variants_of_two_languages_names_the_languages(tmp_path: Path) -> None:
+    variant = OMEGAT.partition("<body>")[2].partition("</body>")[0].replace("EN-US", "en-GB")
+    path = written(tmp_path / "m.tmx", OMEGAT.replace("</body>", f"{variant}</body>"))
+    assert ": languages EN-US, DE-DE, en-GB: " in refusal(path)
+    assert "for example --languages en,de " in refusal(path)
+    once = written(tmp_path / "n.tmx", OMEGAT)
+    assert len(read_file(path, languages=("en", "de"))) == 2 * len(read_file(once))
+
+
 def test_a_language_that_appears_late_is_not_lost_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +588,13 @@ def test_files_of_different_languages_are_not_mixed(tmp_path: Path) -> None:
         ("target\tid\tsource\nb\t1\ta\n", [("a", "b")]),
         ("English\tGerman\na\tb\n", [("a", "b")]),
         ("sentence\tlabel\na\t1\n", [("a", "1")]),
+        ("sentence_en\tsentence_de\na\tb\n", [("a", "b")]),
+        ("German text\tEnglish text\tid\nb\ta\t1\n", [("b", "a")]),
+        ("target-de-DE\tsource-en-US\nb\ta\n", [("a", "b")]),
+        ("source\ttarget_de\na\tb\n", [("a", "b")]),
+        ("source_id\ttarget_id\na\tb\n", [("source_id", "target_id"), ("a", "b")]),
+        ("English\tGerman\t\t\na\tb\t\t\n", [("a", "b")]),
+        ("\ten\tde\n1\ta\tb\n", [("a", "b")]),
         ("Hello\tHallo\na\tb\n", [("Hello", "Hallo"), ("a", "b")]),
         ("Go.\tGeh.\tCC-BY 2.0 (France) Attribution: tatoeba.org #1\n", [("Go.", "Geh.")]),
     ],
@@ -612,6 +628,17 @@ def test_damaged_utf_16_is_named(tmp_path: Path) -> None:
 def test_names_of_languages_are_a_header(header: str, tmp_path: Path) -> None:
     excel = written(tmp_path / "excel.csv", f"\ufeff{header}\r\n1;dog;Hund\r\n")
     assert read_file(excel) == [Pair("dog", "Hund")]
+
+
+def test_the_languages_of_headings_with_a_word_for_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.tsv", "id\ttext_fr\ttext_en\t\n1\ta\tb\t\n")
+    details = ("columns id, text_fr, text_en; source text_fr, target text_en",)
+    assert pair_format(path).layout(path)[:2] == (details, ("fr", "en"))
+    assert read_file(path, languages=("en", "fr")) == [Pair("b", "a")]
+    three = written(tmp_path / "q.tsv", "source_en\ttarget_de\ttarget_fr\na\tb\tc\n")
+    assert ": which columns are source and target? Candidates: 'source_en', " in refusal(three)
+    mixed = written(tmp_path / "r.tsv", "source\ttarget\tde\na\tb\tc\n")
+    assert ": which columns are source and target?" in refusal(mixed)
 
 
 def test_columns_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Path) -> None:
