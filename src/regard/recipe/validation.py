@@ -149,13 +149,8 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
 def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterator[str]:
     """Options of features that are turned off by another option."""
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
-    sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
     fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
-    search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
-    draws = ("decoding.temperature or decoding.mbr", sampling)
-    searching = decoding.options_read_by("search")
-    drawing = decoding.options_read_by("sampling")
     needs = {
         "training.mix": fine_tuning,
         "training.freeze": fine_tuning,
@@ -168,9 +163,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
         "training.teacher_weight": ("training.teacher", training.teacher is not None),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
-        **{f"decoding.{key}": search for key in sorted(searching - drawing)},
-        **{f"decoding.{key}": draws for key in sorted(drawing - searching)},
-        "decoding.diversity_penalty": ("decoding.beam_groups above 1", decoding.beam_groups > 1),
+        **{f"decoding.{key}": (need, False) for key, need in decoding.unused_options.items()},
         "data.hold_out": ("a recipe without data.valid", data.valid is None),
         "evaluation.tokenize": ("the metrics bleu, bleu_lc and ter", tokenizes),
     }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from regard.data.dependency_trees import ParsedSentence
     from regard.inference.placeholders import Substitution
+    from regard.inspection.hooks import Head
     from regard.inspection.trace import Trace
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
@@ -354,8 +355,13 @@ class Translator(SequenceGenerator):
             raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
-        if length is not None and options.get("length_beam") not in (None, 1):
-            _refuse("no effect with a given length", length_beam=options["length_beam"])
+        if length is not None:
+            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
+            beam = None if options.get("length_beam") == 1 else options.get("length_beam")
+            _refuse("no effect with a given length", length_beam=beam, **limits)
+        if constraints is None and not decoding.protect:
+            needed = "constraints (a glossary) or protect"
+            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
@@ -505,17 +511,11 @@ class Translator(SequenceGenerator):
                 f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
                 "which uses no beam; set only one of the two"
             )
-        if not sampled:
-            defaults = DecodingConfig()
-            sampling_only = DecodingConfig.options_read_by(
-                "sampling"
-            ) - DecodingConfig.options_read_by("search")
-            unused = {
-                name: given[name]
-                for name in sorted(sampling_only)
-                if name in given and given[name] != getattr(defaults, name)
-            }
-            _refuse("no effect without temperature or mbr", **unused)
+        defaults = DecodingConfig()
+        for name, needed in decoding.unused_options.items():
+            differs = given.get(name, getattr(defaults, name)) != getattr(defaults, name)
+            if differs and name != "beam" and not self.non_autoregressive:
+                _refuse(f"no effect; it only applies to {needed}", **{name: given[name]})
         width = "length_beam" if self.non_autoregressive else "beam"
         if width not in given and nbest > getattr(decoding, width) and not sampled:
             return override_decoding(decoding, {width: nbest})
@@ -717,13 +717,38 @@ class Translator(SequenceGenerator):
 
     # Inspection
 
-    def trace(self, text: str, **options: Any) -> Trace:
-        """A trace of the translation of one text; options: see ``inspection.history.trace_with_history``."""
+    def trace(
+        self,
+        text: str,
+        *,
+        prefix: str = "",
+        forced: Sequence[int] = (),
+        mute: Sequence[Head] = (),
+        parse: ParsedSentence | None = None,
+        length: int | None = None,
+        checkpoints: bool = False,
+        lenses: bool = False,
+        against: str | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Trace:
+        """A trace of the translation of one text; see ``inspection.history.trace_with_history`` for the arguments."""
         from regard.inspection.history import trace_with_history
 
         if len(self.runs) > 1:
             raise RegardError("trace: not supported for an ensemble; load one of its runs")
-        return trace_with_history(self, text, **options)
+        return trace_with_history(
+            self,
+            text,
+            prefix=prefix,
+            forced=forced,
+            mute=mute,
+            parse=parse,
+            length=length,
+            checkpoints=checkpoints,
+            lenses=lenses,
+            against=against,
+            **options,
+        )
 
 
 def _refuse(reason: str, **given: object) -> None:

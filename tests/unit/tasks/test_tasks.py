@@ -397,7 +397,7 @@ def test_a_decoder_needs_positions_for_both_texts() -> None:
 
 
 def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
-    """A model that looks at nothing but the last word gives each token the same in any block."""
+    """A model that reads only the last word gives each token the same probability in every block."""
     pairs = [Pair(" ".join(np.random.default_rng(n).choice(list("abcd"), 9)), "") for n in range(9)]
     recipe = recipe_of(
         "language_model",
@@ -421,7 +421,20 @@ def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
     assert "lines:9" in tokens.signature
 
 
-def test_accuracy_and_perplexity_of_hidden_words() -> None:
+@pytest.mark.parametrize("option", [{"top_k": 3}, {"top_p": 0.5}, {"seed": 2}])
+def test_greedy_generation_refuses_the_options_of_sampling(option: dict[str, Any]) -> None:
+    pairs = [Pair("a b c d", "")]
+    recipe = recipe_of("language_model")
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+    network: Any = build_network(recipe, tokenizer).eval()
+    model = LanguageModel(recipe, tokenizer, network, torch.device("cpu"))
+    ((name, value),) = option.items()
+    with pytest.raises(RegardError, match=f"{name} {value}: no effect with temperature 0"):
+        model.generate("a b", 3, temperature=0, **option)
+    assert model.generate("a b", 3, temperature=1.0, **option).startswith("a b")
+
+
+def test_accuracy_and_perplexity_of_masked_tokens() -> None:
     pairs = [Pair("a b c d", ""), Pair(" ", ""), Pair("b", "")]
     recipe = recipe_of("masked_lm", data={"train": {"text": "t"}, "clean": {"max_tokens": 3}})
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
@@ -430,11 +443,11 @@ def test_accuracy_and_perplexity_of_hidden_words() -> None:
     model = MaskedLM(recipe, tokenizer, network, torch.device("cpu"))
     accuracy, perplexity = model.evaluate(pairs)
     assert perplexity.value == pytest.approx(tokenizer.source.size)
-    assert accuracy.value == 0.0  # the first entry, a mark, is never right
+    assert accuracy.value == 0.0  # the first entry, a special token, is never right
     assert "lines:3" in accuracy.signature  # one text of four words is two
 
 
-def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
+def test_the_masked_tokens_do_not_depend_on_the_other_texts_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = [Pair("abcdefghij"[:length] * 3, "") for length in range(1, 10)]
