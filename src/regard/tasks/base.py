@@ -174,6 +174,10 @@ class Task:
     """the targets are labels, not text"""
     text_only: bool = False
     """the data are text without targets"""
+    supports: tuple[str, ...] = ()
+    """recipe keys that not every task supports, and this one does; see ``task_options`` in ``recipe/validation.py``"""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """why it does not support some of the other keys"""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -184,6 +188,18 @@ class Task:
 
 
 TASKS: Registry[Task] = Registry("task")
+
+LABEL_SUPPORTS = (
+    *("training.word_dropout", "training.subword_sampling", "training.rdrop", "training.simcut"),
+)
+"""what tasks with labels support"""
+PAIR_SUPPORTS = (
+    *LABEL_SUPPORTS,
+    *("data.to", "data.tag", "data.bidirectional", "data.context", "data.clean.truncate"),
+    *("model.output_bias", "model.position: tree", "training.target_word_dropout"),
+    *("training.augment", "training.teacher", "training.batching: packed"),
+)
+"""what tasks with texts as sources and targets support"""
 
 
 def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:

@@ -184,5 +184,6 @@ TASKS.register(
             "model": {"architecture": "decoder_only"},
         },
         text_only=True,
+        supports=("training.rdrop", "training.simcut"),
     )
 )

@@ -189,5 +189,9 @@ TASKS.register(
             "evaluation": {"metrics": ("accuracy", "perplexity")},
         },
         text_only=True,
+        reasons=dict.fromkeys(
+            ("training.rdrop", "training.simcut"),
+            "it compares two passes over the same input, but this task masks different tokens in each",
+        ),
     )
 )

@@ -19,7 +19,8 @@ from regard.inference.confidence import MAX_SENTENCES, Calibration, features, ge
 from regard.inference.engine import Observer, Request
 from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
-from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
+from regard.recipe.registry import FORMATS
+from regard.tasks.base import PAIR_SUPPORTS, TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.translation_requests import (
     Languages,
     Parses,
@@ -788,11 +789,12 @@ def translation_loss(
     return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)
 
 
-TASKS.register("translation", summary="text to text")(
+TASKS.register("translation", summary="text to text", formats=FORMATS)(
     Task(
         Translator,
         PairEncoder,
         translation_loss,
         architectures=("transformer", "decoder_only", "lstm", "convolution", "non_autoregressive"),
+        supports=PAIR_SUPPORTS,
     )
 )

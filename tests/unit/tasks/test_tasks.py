@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ def test_what_suits_a_task_is_filled_in() -> None:
         (
             "masked_lm",
             {"training": {"word_dropout": 0.1}},
-            "word_dropout needs task: tagging, classification or",
+            "word_dropout: 0.1 needs task: translation, tagging or classification, not masked_lm",
         ),
         ("masked_lm", {"data": {"train": {"pairs": "p"}}}, "data.train: task masked_lm needs text"),
         ("tagging", {"data": {"train": {"text": "t"}}}, "needs targets: set source and target"),
@@ -464,6 +465,63 @@ def test_the_masked_tokens_do_not_depend_on_the_other_texts_of_a_batch(
     assert [one.value for one in model.evaluate(pairs)] == pytest.approx(
         [one.value for one in together], rel=1e-5
     )
+
+
+OPTIONS_OF_TASKS: dict[str, dict[str, Any]] = {
+    "data.conllu": {"data": {"train": {"conllu": "c"}}},
+    "data.to": {"data": {"train": {"pairs": "p", "to": "de"}}},
+    "data.tag": {"data": {"train": {"pairs": "p", "tag": "bt"}}},
+    "data.bidirectional": {"data": {"train": {"pairs": "p"}, "bidirectional": True}},
+    "data.context": {"data": {"train": {"pairs": "p"}, "context": 1}},
+    "data.clean.truncate": {"data": {"train": {"pairs": "p"}, "clean": {"truncate": True}}},
+    "model.output_bias": {"model": {"output_bias": True}},
+    "model.position: tree": {
+        "model": {"position": "tree"},
+        "data": {"train": {"pairs": "p", "parses": "c"}},
+    },
+    "training.batching: packed": {"training": {"batching": "packed"}},
+    "training.augment": {"training": {"augment": {"title": 0.1}}},
+    "training.teacher": {"training": {"teacher": "runs/teacher"}},
+    "training.subword_sampling": {
+        "training": {"subword_sampling": 0.1},
+        "tokenizer": {"kind": "bpe"},
+    },
+    "training.target_word_dropout": {"training": {"target_word_dropout": 0.1}},
+    "training.rdrop": {"training": {"rdrop": 0.1}, "model": {"dropout": 0.1}},
+    "training.simcut": {"training": {"simcut": 0.1}},
+    "training.word_dropout": {"training": {"word_dropout": 0.1}},
+}
+"""an example of each option that not every task supports"""
+
+
+def test_the_options_that_a_task_can_support_are_all_listed() -> None:
+    supported = {key for task in TASKS.values() for key in task.supports}
+    assert supported == {*OPTIONS_OF_TASKS}
+    assert all(key not in task.supports for task in TASKS.values() for key in task.reasons)
+
+
+@pytest.mark.parametrize("task", ["translation", "tagging", "classification"])
+@pytest.mark.parametrize("key", OPTIONS_OF_TASKS)
+def test_a_task_states_which_options_it_supports(key: str, task: str) -> None:
+    sections = {"data": {"train": {"pairs": "p"}}, **OPTIONS_OF_TASKS[key]}
+    if key in TASKS[task].supports:
+        recipe_of(task, **sections)
+        return
+    name = key.replace("data.", "data.train.") if key in ("data.to", "data.tag") else key
+    with pytest.raises(RegardError, match=rf"{name.split('.')[-1]}.* needs task: .*, not {task}"):
+        recipe_of(task, **sections)
+
+
+def test_a_new_task_supports_what_it_states() -> None:
+    """No name of a task is compared anywhere: the options follow from the registration."""
+    kind = replace(TASKS["translation"], supports=("training.augment",))
+    TASKS.register("paraphrasing", summary="other words for a text")(kind)
+    try:
+        recipe_of("paraphrasing", training={"augment": {"title": 0.1}})
+        with pytest.raises(RegardError, match="packed needs task: translation, not paraphrasing"):
+            recipe_of("paraphrasing", training={"batching": "packed"})
+    finally:
+        del TASKS.choices["paraphrasing"]
 
 
 def test_every_task_is_complete() -> None:
