@@ -283,16 +283,16 @@ class Model(ABC):
         with on_one_core():  # workers can be forked only from a process without threads
             weights = run.weights()
             tokenizer = run.tokenizer(recipe)
-            place = choose_device(device)
+            chosen = choose_device(device)
             if len(runs) > 1:
-                network: nn.Module = read_ensemble(runs, tokenizer).to(place).eval()
-                model = kind(recipe, tokenizer, network, place, precision, threads=threads)
+                network: nn.Module = read_ensemble(runs, tokenizer).to(chosen).eval()
+                model = kind(recipe, tokenizer, network, chosen, precision, threads=threads)
                 model.runs = tuple(runs)
             else:
                 network = kind.build(recipe, tokenizer)
                 assign_weights(network, weights, str(run.weights_file))
-                network = network.to(place).eval()
-                model = kind(recipe, tokenizer, network, place, precision, run, threads)
+                network = network.to(chosen).eval()
+                model = kind(recipe, tokenizer, network, chosen, precision, run, threads)
             model.freeze()
             if state is not None and state == kind.prepared_state(run, device, precision):
                 model.store_prepared(state)

@@ -19,7 +19,7 @@ from regard.inference.confidence import MAX_SENTENCES, Calibration, features, ge
 from regard.inference.engine import Observer, Request
 from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
-from regard.recipe.registry import FORMATS
+from regard.recipe.registry import FORMATS, find_registry
 from regard.tasks.base import PAIR_SUPPORTS, TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.translation_requests import (
     Languages,
@@ -356,9 +356,17 @@ class Translator(SequenceGenerator):
             raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
+        beam = None if options.get("length_beam") == 1 else options.get("length_beam")
+        if self.non_autoregressive:
+            section = self.recipe.model.non_autoregressive
+            ignored = (
+                find_registry("model.non_autoregressive.length").choices[section.length].ignores
+            )
+            if "decoding.length_beam" in ignored:
+                rule = f"model.non_autoregressive.length: {section.length}"
+                _refuse(f"no effect with {rule}", length_beam=beam)
         if length is not None:
             limits = {name: options.get(name) for name in ("extra_length", "max_length")}
-            beam = None if options.get("length_beam") == 1 else options.get("length_beam")
             _refuse("no effect with a given length", length_beam=beam, **limits)
         if constraints is None and not decoding.protect:
             needed = "constraints (a glossary) or protect"
@@ -391,16 +399,16 @@ class Translator(SequenceGenerator):
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
-        asked = [requests[row] for row in rest]
+        remaining = [requests[row] for row in rest]
         every = self.engine.generate(
-            asked,
+            remaining,
             decoding,
             nbest=nbest,
             length=length,
-            observer=observer if len(asked) == 1 and not decoding.mbr else None,
+            observer=observer if len(remaining) == 1 and not decoding.mbr else None,
             plain=plain,
         )
-        for row, request, hypotheses in zip(rest, asked, every, strict=True):
+        for row, request, hypotheses in zip(rest, remaining, every, strict=True):
             found[row] = self._ranked(request, hypotheses, decoding, nbest)
         for row, generated in found.items():
             prefix = prefixes[row] if prefixes else ""
@@ -564,6 +572,11 @@ class Translator(SequenceGenerator):
             )
         if length is not None and length < 1:
             raise RegardError(f"length {length}: must be at least 1")
+        if network.length.predicts_eos and nbest > 1:
+            raise RegardError(
+                f"nbest {nbest}: this model ends at the first EOS (model.non_autoregressive.length: eos), "
+                "so it has one translation of each text"
+            )
         most = decoding.length_beam if length is None else 1
         if not 1 <= nbest <= most:
             raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {most}")
@@ -679,15 +692,15 @@ class Translator(SequenceGenerator):
             to=[languages[row] for row in rows],
             context=[contexts[row] for row in rows] if contexts else None,
         )
-        asked = [
+        constrained = [
             self._with_words(
                 self._with_phrases(request, one.text, terms[row], decoding.protect), one
             )
             for request, (row, one) in zip(bare, tries, strict=True)
         ]
-        every = self.engine.generate(asked, decoding, nbest=nbest, plain=plain)
+        every = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
-        for (row, one), request, hypotheses in zip(tries, asked, every, strict=True):
+        for (row, one), request, hypotheses in zip(tries, constrained, every, strict=True):
             some = [
                 found._replace(translation=_restored(found.translation, one))
                 for found in self._ranked(request, hypotheses, decoding, nbest)
@@ -758,8 +771,8 @@ def _refuse(reason: str, **given: object) -> None:
     if values:
         from regard.recipe import abbreviate
 
-        asked = [f"{name} {abbreviate(value)}" for name, value in values.items()]
-        raise RegardError(f"{', '.join(asked)}: {reason}")
+        written = [f"{name} {abbreviate(value)}" for name, value in values.items()]
+        raise RegardError(f"{', '.join(written)}: {reason}")
 
 
 def _number_samples(requests: Sequence[Request], samples: int) -> list[Request]:
@@ -785,8 +798,8 @@ def translation_loss(
     from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 
-    parallel = isinstance(network, NonAutoregressiveTransformer)
-    return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)
+    mask_predict = isinstance(network, NonAutoregressiveTransformer)
+    return (MaskPredictLoss if mask_predict else Seq2SeqLoss)(network, training, special_tokens)
 
 
 TASKS.register("translation", summary="text to text", formats=FORMATS)(

@@ -374,6 +374,11 @@ def test_what_suits_a_task_is_filled_in() -> None:
             {"data": {"train": {"pairs": "t"}, "clean": {"truncate": True}}},
             "words without a tag",
         ),
+        (
+            "masked_lm",
+            {"data": {"train": {"text": "t"}, "languages": ["en", "de"]}},
+            r"data.languages: \[en, de\] has no effect with task: masked_lm",
+        ),
         ("sing", {}, "'sing' must be "),
     ],
 )
