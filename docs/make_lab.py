@@ -57,8 +57,8 @@ def evidence(claim: Claim, taken: dict[str, Any]) -> tuple[dict[str, Any], dict[
     found, figures = {}, {}
     if "experiment" in taken:
         found["experiment"] = taken["experiment"]
-        one, judged = taken["experiment"], dict.fromkeys(one.measure for one in claim.expectations)
-        groups = {measure: one["groups"][measure] for measure in judged}
+        one, judged = taken["experiment"], dict.fromkeys(one.metric for one in claim.expectations)
+        groups = {metric: one["groups"][metric] for metric in judged}
         for kind, figure in score_figures(claim.question, groups, one["curves"]).items():
             figures[f"{claim.name}-{kind.lower()}.svg"] = figure
     measured = benchmark_evidence(claim, ROOT / "benchmarks")

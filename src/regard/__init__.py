@@ -73,13 +73,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import names when they are first used, because importing torch takes seconds."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # so that a type checker reports an unknown name
 
-    if name not in _MODULES:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    return getattr(import_module(f"regard.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import names when they are first used, because importing torch takes seconds."""
+        from importlib import import_module
+
+        if name not in _MODULES:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        return getattr(import_module(f"regard.{_MODULES[name]}"), name)
 
 
 @overload

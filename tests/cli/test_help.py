@@ -62,6 +62,15 @@ def test_help_describes_every_option_in_a_sentence(name: str, tmp_path: Path) ->
         assert parameter.help.count("(") == parameter.help.count(")")
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_states_the_default_of_every_option(name: str) -> None:
+    """Typer adds a default that is not None or empty; a flag is off by default."""
+    for one in ALL[name].params:
+        if one.param_type_name == "option" and not (one.is_flag or one.required or one.default):
+            shown_by_typer = one.default is not None and one.default != ""
+            assert shown_by_typer or "default: " in one.help, (one.opts[0], one.help)
+
+
 @pytest.mark.parametrize("name", ["", "data", "runs", "lab", "train", "translate", "serve", "fill"])
 def test_the_help_shows_no_python_types(name: str, tmp_path: Path) -> None:
     text = inside(*name.split(), "--help", cwd=tmp_path).stdout

@@ -269,6 +269,16 @@ def test_a_default_warmup_longer_than_training_is_reported(
     assert "training.warmup is 4,000 by default, longer than the 2 steps" in output
 
 
+def test_sharding_in_one_process_is_reported(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = recipe_for("task", "tagging", data)
+    values["training"]["sharding"] = "full_shard"
+    train(make_recipe(values, "test"), tmp_path / "run")
+    output = " ".join("".join(capfd.readouterr()).split())
+    assert "training.sharding: full_shard has no effect with one process" in output
+
+
 def is_refused(values: dict[str, Any], option: str) -> bool:
     changed = {name: dict(v) if isinstance(v, dict) else v for name, v in values.items()}
     for section in ("data", "model"):
@@ -328,6 +338,20 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
             "training.warmup: 101 is longer than training.steps: 100",
         ),
         ({"decoding": {"iterations": 3}}, "decoding.iterations: 3 has no effect"),
+        (
+            {"decoding": {"beam": 4, "beam_groups": 2, "constrained_beam": 20}},
+            "decoding.constrained_beam: 20 has no effect",
+        ),
+        (
+            {
+                "model": {
+                    "architecture": "non_autoregressive",
+                    "non_autoregressive": {"length": "eos"},
+                },
+                "decoding": {"length_beam": 9},
+            },
+            "decoding.length_beam: 9 has no effect with model.non_autoregressive.length: eos",
+        ),
         (
             {"model": {"architecture": "non_autoregressive"}, "decoding": {"beam": 7}},
             "decoding.beam: 7 has no effect with model.architecture: non_autoregressive",

@@ -38,7 +38,8 @@ def translate(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Library to compare with: ctranslate2 or marian; repeatable."
+            metavar="NAME",
+            help="Library to compare with: ctranslate2 or marian; repeatable (default: none).",
         ),
     ] = None,
     beam: Annotated[
@@ -118,7 +119,10 @@ def train(
     preset: Annotated[str, typer.Option(metavar="NAME", help="Size of the model.")] = "base",
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Library to compare with: marian or torch; repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="Library to compare with: marian or torch; repeatable (default: none).",
+        ),
     ] = None,
     sentences: Annotated[
         int | None,

@@ -50,28 +50,32 @@ Files = Annotated[
 ]
 Skip = Annotated[
     list[str] | None,
-    typer.Option(metavar="RULE", help="Turn a rule off, for example language; repeatable."),
+    typer.Option(
+        metavar="RULE", help="Turn a rule off, for example language; repeatable (default: none)."
+    ),
 ]
 Thresholds = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="RULE.KEY=VALUE",
-        help="Set a threshold of a rule, for example ratio.max_ratio=4; repeatable.",
+        help="Set a threshold of a rule, for example ratio.max_ratio=4; repeatable (default: none).",
     ),
 ]
 Valid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Validation data to compare with: a file of pairs, or two parallel text files (repeat the option).",
+        help="Validation data to compare with: a file of pairs, or two parallel text files: repeat the option "
+        "(default: none).",
     ),
 ]
 Test = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Test data to compare with: a file of pairs, or two parallel text files (repeat the option).",
+        help="Test data to compare with: a file of pairs, or two parallel text files: repeat the option "
+        "(default: none).",
     ),
 ]
 
@@ -86,7 +90,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the report as one HTML file.",
+            help="Also write the report as one HTML file (default: no file).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -146,7 +150,7 @@ def clean(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the rejected pairs to this TSV file: reason, number, source, target.",
+            help="Write the rejected pairs to this TSV file: reason, number, source, target (default: no file).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,

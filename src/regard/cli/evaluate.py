@@ -48,7 +48,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Source texts, one per line; needs --reference.",
+            help="Source texts, one per line; needs --reference (default: data.test of the recipe).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -56,7 +56,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Reference translations or labels, one per line of --source.",
+            help="Reference translations or labels, one per line of --source (default: data.test of the recipe).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def evaluate(
         typer.Option(
             metavar="FILE",
             help="Sources and references in one file, instead of --source and --reference: TSV, CSV, XLSX, JSONL, "
-            "Parquet, TMX, XLIFF, PO, a zip archive or a folder of these.",
+            "Parquet, TMX, XLIFF, PO, a zip archive or a folder of these (default: data.test of the recipe).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -76,7 +76,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CoNLL-U file to score, for tagging.",
+            help="CoNLL-U file to score, for tagging (default: data.test of the recipe).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -84,7 +84,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text file to score, for masked_lm and language_model.",
+            help="Text file to score, for masked_lm and language_model (default: data.test of the recipe).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -92,7 +92,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="RUN2",
-            help="Also compare with this run or ensemble, using a paired significance test.",
+            help="Also compare with this run or ensemble, using a paired significance test (default: none).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -293,7 +293,8 @@ def look(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="CoNLL-U file with the dependency tree of the sentence, for models with position: tree.",
+            help="CoNLL-U file with the dependency tree of the sentence, for models with position: tree "
+            "(default: none).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -316,7 +317,8 @@ def look(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="A second sentence: also show which activations make the two translations differ.",
+            help="A second sentence: also show which activations make the two translations differ "
+            "(default: none).",
         ),
     ] = None,
     heads: Annotated[
@@ -331,8 +333,8 @@ def look(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Sources and references for --heads, instead of the validation data, in any format that  "
-            "regard evaluate --pairs  reads.",
+            help="Sources and references for --heads, in any format that  regard evaluate --pairs  reads "
+            "(default: the validation data).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,

@@ -83,7 +83,7 @@ RecipeChanges = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key of the recipe, for example training.steps=500; repeatable.",
+        help="Override a key of the recipe, for example training.steps=500; repeatable (default: none).",
     ),
 ]
 NewRunFolder = Annotated[
@@ -109,7 +109,7 @@ Input = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Read lines from this file, which may be compressed (.gz, .zst, .xz).",
+        help="Read lines from this file, which may be compressed: .gz, .zst, .xz (default: standard input).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -146,7 +146,8 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Process only part I of N, for example 3/8; other processes or machines process the other parts.",
+        help="Process only part I of N, for example 3/8; other processes or machines process the other parts "
+        "(default: all of it).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -154,7 +155,7 @@ Parses = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="CoNLL-U file with the dependency tree of each line, for models with position: tree.",
+        help="CoNLL-U file with the dependency tree of each line, for models with position: tree (default: none).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -163,7 +164,8 @@ TargetLanguage = Annotated[
     typer.Option(
         "--to",
         metavar="LANGUAGE",
-        help="Target language of a multilingual model, for example de.",
+        help="Target language of a multilingual model, for example de (default: its only one; it is needed if there "
+        "are several).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -300,7 +302,7 @@ def decoding_options(
             "--set",
             metavar="KEY=VALUE",
             help="Override any key of the recipe's decoding section, for example "
-            "coverage_penalty=0.2; repeatable.",
+            "coverage_penalty=0.2; repeatable (default: none).",
             rich_help_panel=DECODING,
         ),
     ] = None,

@@ -220,7 +220,7 @@ def import_(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="For torch: the run folder that provides the recipe and the tokenizer.",
+            help="For torch: the run folder that provides the recipe and the tokenizer (default: none).",
         ),
     ] = None,
 ) -> None:

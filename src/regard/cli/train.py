@@ -96,7 +96,7 @@ def train(
             "--from",
             metavar="RUN",
             help="Fine-tune this run: a run folder, a bundle or an imported model. It determines the model size and "
-            "the tokenizer.",
+            "the tokenizer (default: none, a new model is trained).",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -488,7 +488,8 @@ def plan(
         typer.Option(
             metavar="PRICE",
             min=0,
-            help="Price of one GPU per hour, in any currency; adds the cost to the table.",
+            help="Price of one GPU per hour, in any currency, for example 2.5; adds the cost to the table "
+            "(default: none).",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -80,7 +80,8 @@ def translate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the word alignment of each line to this file, in Pharaoh format (0-0 1-2).",
+            help="Write the word alignment of each line to this file, in Pharaoh format, for example 0-0 1-2 "
+            "(default: none).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -98,7 +99,8 @@ def translate(
         typer.Option(
             metavar="NAMES",
             help="Columns to translate in a CSV or TSV document, by name or number, for example title,text; or "
-            "the column to translate in a Parquet file given as --input.",
+            "the column to translate in a Parquet file given as --input (default: its only column of text, or source "
+            "or text; a document has no default).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -110,7 +112,7 @@ def translate(
         typer.Option(
             metavar="FILE",
             help="Translation memory, for example tm.tmx: exact matches are used as translations, and fuzzy "
-            "matches are reported.",
+            "matches are reported (default: none).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -129,7 +131,7 @@ def translate(
         typer.Option(
             metavar="FILE",
             help="Glossary file with one entry per line: source term, tab, target term. Where a source term occurs, "
-            "its target term is used.",
+            "its target term is used (default: none).",
             rich_help_panel=DECODING,
         ),
     ] = None,

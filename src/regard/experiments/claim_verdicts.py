@@ -21,7 +21,7 @@ from typing import Any
 
 from regard.demo.corpus import Split, generate, write_pairs
 from regard.errors import RegardError
-from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation, Measure
+from regard.experiments.claims import CLAIMS, AblationScores, Claim, ClaimMetric, Expectation
 from regard.experiments.experiment import (
     CORPUS,
     THE_RECIPE,
@@ -47,7 +47,7 @@ CONFIRMED, NOT_AT_THIS_SIZE, CONTRADICTED = "confirmed", "not at this size", "co
 SEEDS = 3
 VOCABULARY = 500
 """tokens of the lab's tokenizer"""
-DIVERGED: dict[Measure, float] = {"loss": math.log(VOCABULARY), "BLEU": 0.0}
+DIVERGED: dict[ClaimMetric, float] = {"loss": math.log(VOCABULARY), "BLEU": 0.0}
 """what a training that diverged counts as: the loss of a model that knows nothing"""
 SHARE = 80
 """fewer than one in this many sentences of the grammar would be too few for the corpus of the lab"""
@@ -152,8 +152,8 @@ class Evidence:
     verdict: str
     facts: list[str]
     """one sentence for each comparison"""
-    groups: dict[Measure, dict[str, list[float]]]
-    """for each measure, the values of the seeds of each variant; empty for measurements"""
+    groups: dict[ClaimMetric, dict[str, list[float]]]
+    """for each metric, the values of the seeds of each variant; empty for measurements"""
     checked: list[CheckedExpectation]
     figures: dict[str, str]
     """SVG by name"""
@@ -170,7 +170,7 @@ def judge(expectation: Expectation, difference: Estimate) -> str:
     low, high, margin = difference.low, difference.high, expectation.margin
     if low is None or high is None:
         return NOT_AT_THIS_SIZE
-    if (expectation.measure == "loss") != (expectation.relation == "worse than"):
+    if (expectation.metric == "loss") != (expectation.relation == "worse than"):
         low, high = -high, -low
     if expectation.relation in ("better than", "worse than"):
         holds, fails = low > 0, high < 0
@@ -192,7 +192,7 @@ def score_evidence(
     title: str,
     setting: str,
     command: str,
-    groups: Mapping[Measure, Mapping[str, Sequence[float]]],
+    groups: Mapping[ClaimMetric, Mapping[str, Sequence[float]]],
     expectations: Sequence[Expectation],
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     noise: tuple[float, int] | None = None,
@@ -205,8 +205,8 @@ def score_evidence(
     """
     checked = []
     for one in expectations:
-        ours, theirs = groups[one.measure][one.system], groups[one.measure][one.baseline]
-        if one.measure == "loss":
+        ours, theirs = groups[one.metric][one.system], groups[one.metric][one.baseline]
+        if one.metric == "loss":
             first, second = ([math.log(value) for value in values] for values in (ours, theirs))
             deviation, freedom = noise or block_deviation([first, second])
             difference = block_difference(first, second, deviation, freedom)
@@ -217,15 +217,15 @@ def score_evidence(
                 pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
             difference = contrast(pairs)
             text = describe_difference(one.system, difference, "BLEU")
-        expected = f"{one.system} {one.relation} {one.baseline} in {one.measure}"
+        expected = f"{one.system} {one.relation} {one.baseline} in {one.metric}"
         verdict = judge(one, difference)
         checked.append(
             CheckedExpectation(f"{text}, against {one.baseline}", expected, verdict, difference)
         )
-    judged = dict.fromkeys(one.measure for one in expectations)
+    judged = dict.fromkeys(one.metric for one in expectations)
     stored = {
-        measure: {label: list(values) for label, values in some.items()}
-        for measure, some in groups.items()
+        metric: {label: list(values) for label, values in some.items()}
+        for metric, some in groups.items()
     }
     drawn = {label: list(points) for label, points in (curves or {}).items()}
     return Evidence(
@@ -235,7 +235,7 @@ def score_evidence(
         [one.text for one in checked],
         stored,
         checked,
-        score_figures(title, {measure: stored[measure] for measure in judged}, drawn),
+        score_figures(title, {metric: stored[metric] for metric in judged}, drawn),
         drawn,
     )
 
@@ -252,26 +252,29 @@ def describe_ratio(name: str, difference: Estimate) -> str:
     return f"{name}: no clear difference, loss × {ratio} ({interval})"
 
 
-AXES: dict[Measure, str] = {"loss": "validation loss, nats per token", "BLEU": "validation BLEU"}
+AXES: dict[ClaimMetric, str] = {
+    "loss": "validation loss, nats per token",
+    "BLEU": "validation BLEU",
+}
 
 
 def score_figures(
     title: str,
-    groups: Mapping[Measure, Mapping[str, Sequence[float]]],
+    groups: Mapping[ClaimMetric, Mapping[str, Sequence[float]]],
     curves: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, str]:
-    """For each measure the seeds of each variant with their mean, and the loss during training.
+    """For each metric the seeds of each variant with their mean, and the loss during training.
 
     BLEU has intervals. Those of a loss would be misleading, because seeds are compared with each other.
     """
     figures: dict[str, str] = {}
-    for measure, some in groups.items():
+    for metric, some in groups.items():
         estimates = {label: mean_over_seeds(values) for label, values in some.items()}
-        if measure == "loss":
+        if metric == "loss":
             estimates = {label: Estimate(one.value) for label, one in estimates.items()}
-        what = "Seeds and mean" if measure == "loss" else "Seeds, mean and 95% interval"
+        what = "Seeds and mean" if metric == "loss" else "Seeds, mean and 95% interval"
         rows = [IntervalRow(label, one, some[label]) for label, one in estimates.items()]
-        figures[measure] = interval_plot(f"{title} {what}", AXES[measure], rows, zero=True)
+        figures[metric] = interval_plot(f"{title} {what}", AXES[metric], rows, zero=True)
     if curves and "loss" in groups:
         lines = [Curve(label, points) for label, points in curves.items()]
         figures["curves"] = curve_plot(
@@ -366,7 +369,7 @@ def judge_experiment(
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
     command: what was run.
     """
-    groups: dict[Measure, dict[str, list[float]]] = {"loss": {}, "BLEU": {}}
+    groups: dict[ClaimMetric, dict[str, list[float]]] = {"loss": {}, "BLEU": {}}
     curves = {}
     for label, changes in claim.variants.items():
         name = variant_name(changes) if variant_name(changes) in known else THE_RECIPE
@@ -407,8 +410,8 @@ def seed_noise(content: Mapping[str, Any], seeds: int) -> tuple[float, int]:
     return block_deviation([*complete])
 
 
-def _or_diverged(value: float | None, measure: Measure) -> float:
-    return DIVERGED[measure] if value is None else value
+def _or_diverged(value: float | None, metric: ClaimMetric) -> float:
+    return DIVERGED[metric] if value is None else value
 
 
 # ---------------------------------------------------------------------------------------------

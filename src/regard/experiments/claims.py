@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Relation = Literal["better than", "worse than", "equal to", "no worse than"]
-Measure = Literal["loss", "BLEU"]
+ClaimMetric = Literal["loss", "BLEU"]
 """validation loss (mean negative log-likelihood per token, without label smoothing), or BLEU on the validation data"""
-MARGINS: dict[Measure, float] = {"loss": math.log(1.1), "BLEU": 1.0}
+MARGINS: dict[ClaimMetric, float] = {"loss": math.log(1.1), "BLEU": 1.0}
 """differences up to this size count as equal; those of losses are differences of their logarithms: 10%"""
 
 
@@ -26,12 +26,12 @@ class Expectation:
     system: str
     relation: Relation
     baseline: str
-    measure: Measure = "loss"
+    metric: ClaimMetric = "loss"
 
     @property
     def margin(self) -> float:
         """For "equal to" and "no worse than": the largest difference that does not count."""
-        return MARGINS[self.measure]
+        return MARGINS[self.metric]
 
 
 @dataclass(frozen=True)

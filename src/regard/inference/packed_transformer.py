@@ -189,7 +189,7 @@ def own_keys_values(qkv: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeyValue]
 
 
 class CrossAttention(Sublayer):
-    """Encoder-decoder attention. The beams of a sentence are its queries."""
+    """Cross-attention. The beams of a sentence are its queries."""
 
     def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
         super().__init__(residual, pack)

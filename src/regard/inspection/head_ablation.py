@@ -3,7 +3,7 @@
 ``ablate_heads`` replaces the output of one head at a time by its mean over many sentences (mean ablation) and measures
 what is lost: BLEU, the probability of the reference, and any yes-or-no property of a translation, each with a 95%
 bootstrap interval. ``describe_heads`` names each head by what its attention was measured to do. A head may also be
-ablated at one token only (``Place``): wherever the model reads this token.
+ablated at one token only (``HeadOutput``): wherever the model reads this token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Links = Sequence[Mapping[AttentionSite, Sequence[tuple[int, int]]]]
 """for each sentence, query and key positions that belong together: a pronoun and what it refers to"""
 
 
-class Place(NamedTuple):
+class HeadOutput(NamedTuple):
     """The output of one head, everywhere or only where the model reads one token."""
 
     site: AttentionSite
@@ -64,13 +64,13 @@ class Place(NamedTuple):
 
 @torch.inference_mode()
 def mean_outputs(
-    model: Translator, places: Iterable[Place], forced: Sequence[ForcedTranslation]
-) -> dict[Place, Float[Tensor, " dv"]]:
+    model: Translator, places: Iterable[HeadOutput], forced: Sequence[ForcedTranslation]
+) -> dict[HeadOutput, Float[Tensor, " dv"]]:
     """The mean output of the head at each place, over all positions of all translations."""
     network, sites = check_supported(model), attentions(model)
     places = list(places)
-    sums: dict[Place, Tensor] = {}
-    counts: Counter[Place] = Counter()
+    sums: dict[HeadOutput, Tensor] = {}
+    counts: Counter[HeadOutput] = Counter()
     for one in forced:
         with head_outputs(network) as outputs:
             network(*one.batch(model))
@@ -109,7 +109,9 @@ def by_head(joined: Float[Tensor, "B Q hdv"], heads: int) -> Float[Tensor, "B Q 
 
 
 @contextmanager
-def mean_ablated(model: Translator, means: Mapping[Place, Float[Tensor, " dv"]]) -> Iterator[None]:
+def mean_ablated(
+    model: Translator, means: Mapping[HeadOutput, Float[Tensor, " dv"]]
+) -> Iterator[None]:
     """Inside the with-block, the outputs of heads at these places are replaced by their means, also while decoding.
 
     Decode with ``plain=True``: the packed network has no hooks.
@@ -120,7 +122,7 @@ def mean_ablated(model: Translator, means: Mapping[Place, Float[Tensor, " dv"]])
     def remember(stack: str) -> Callable[..., None]:
         return lambda _, inputs, __: ids.__setitem__(stack, inputs[0])
 
-    def edit(place: Place, mean: Tensor) -> Callable[..., Tensor]:
+    def edit(place: HeadOutput, mean: Tensor) -> Callable[..., Tensor]:
         stack = "encoder" if place.site == "encoder" else "decoder"
 
         def replace(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
@@ -305,13 +307,13 @@ class HeadAblation:
         heads = options.get("heads")
         self.heads = all_heads(model) if heads is None else heads
         self.forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
-        self.means = mean_outputs(model, [Place(*head) for head in self.heads], self.forced)
+        self.means = mean_outputs(model, [HeadOutput(*head) for head in self.heads], self.forced)
         self.behaviours = describe_heads(model, self.forced, options.get("links"))
         self.whole = self._measure()
 
     def effect(self, head: Head) -> HeadEffect:
         """What is lost without this head."""
-        place, whole = Place(*head), self.whole
+        place, whole = HeadOutput(*head), self.whole
         with mean_ablated(self.model, {place: self.means[place]}):
             without = self._measure()
         return HeadEffect(
@@ -476,9 +478,9 @@ def _cells(
     size, width = len(queries), len(keys)
     end = [j for j, token in enumerate(keys) if token.id == EOS]
     ordinary = [j for j, token in enumerate(keys) if token.id not in (BOS, EOS)]
-    marks = [j for j, token in enumerate(keys) if is_punctuation(token)]
+    punctuation = [j for j, token in enumerate(keys) if is_punctuation(token)]
     cells = {"end of sentence": [(i, j) for i in range(size) for j in end]}
-    cells["punctuation"] = [(i, j) for i in range(size) for j in marks]
+    cells["punctuation"] = [(i, j) for i in range(size) for j in punctuation]
     if site == "cross_attention":
         diagonal = [(i, round(i * (width - 1) / max(1, size - 1))) for i in range(size)]
         cells["same position"] = diagonal

@@ -11,14 +11,14 @@ from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
 
 from regard.errors import RegardError
 from regard.inference.engine import Request
-from regard.inspection.hooks import observe
+from regard.inspection.hooks import Head, observe
 from regard.inspection.page_data import lenses_for, model_info
 from regard.inspection.teacher_forcing import check_supported
 from regard.inspection.trace import Trace, pack, pack_uint8, trace
@@ -29,6 +29,10 @@ from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, checkpoint_weights
 from regard.training.optimizers_and_schedules import learning_rate
+
+if TYPE_CHECKING:
+    from regard.data.dependency_trees import ParsedSentence
+    from regard.recipe import DecodingOptions
 
 POSITIONS = 64
 """rows of the position map"""
@@ -43,24 +47,38 @@ def trace_with_history(
     model: Translator,
     text: str,
     *,
+    prefix: str = "",
+    forced: Sequence[int] = (),
+    mute: Sequence[Head] = (),
+    parse: ParsedSentence | None = None,
+    length: int | None = None,
     checkpoints: bool = False,
     lenses: bool = False,
     against: str | None = None,
-    **options: Any,
+    **options: Unpack[DecodingOptions],
 ) -> Trace:
     """A trace with the training history of its model.
 
-    checkpoints: add the alignment at each checkpoint of the run. lenses: add what the model would say at each depth,
-    and why it says each token. against: another sentence, to find what makes the two translations differ (adds the
-    lenses). options: as for ``trace``.
+    prefix, forced, mute, parse, length, options: as for ``trace``. checkpoints: add the alignment at each checkpoint of
+    the run. lenses: add what the model would predict after each layer, and what each prediction depends on. against:
+    another sentence, to find what makes the two translations differ (adds the lenses).
     """
     if lenses or against is not None:
         check_supported(model)
-    traced = trace(model, text, **options)
+    traced = trace(
+        model,
+        text,
+        prefix=prefix,
+        forced=forced,
+        mute=mute,
+        parse=parse,
+        length=length,
+        **options,
+    )
     name = model.run.folder.resolve().name if model.run else "model"
     history = {**training_history(model), "model": model_info(model, name)}
     if checkpoints:
-        request = model.request(text, options.get("parse"))
+        request = model.request(text, parse)
         outputs = [token.id for token in traced.outputs]
         past = PastCheckpoints(model)
         if not past.steps():

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.inspection.head_ablation import (
     Doubles,
-    Place,
+    HeadOutput,
     by_head,
     head_outputs,
     mean_ablated,
@@ -310,7 +310,7 @@ def _patched_head(
 class Carrier(NamedTuple):
     """A head at a token, and how much of the choice it carries."""
 
-    place: Place
+    place: HeadOutput
     token: Token
     effect: float
     """mean effect of patching it"""
@@ -321,8 +321,8 @@ def find_carriers(model: Translator, compared: Sequence[Contrast]) -> list[Carri
 
     Only tokens that both sentences of most pairs have in common, such as *it*: a place must be the same in all of them.
     """
-    effects: defaultdict[Place, list[float]] = defaultdict(list)
-    names: dict[Place, Token] = {}
+    effects: defaultdict[HeadOutput, list[float]] = defaultdict(list)
+    names: dict[HeadOutput, Token] = {}
     for one in compared:
         for site, values in patch_heads(model, one).items():
             sides = [read.source if site == "encoder" else read.inputs for read in one.reads]
@@ -330,7 +330,7 @@ def find_carriers(model: Translator, compared: Sequence[Contrast]) -> list[Carri
                 if token != same:
                     continue
                 for layer, head in np.ndindex(values.shape[:2]):
-                    place = Place(site, layer, head, token.id)
+                    place = HeadOutput(site, layer, head, token.id)
                     effects[place].append(float(values[layer, head, position]))
                     names[place] = token
     carriers = [
@@ -344,7 +344,7 @@ def find_carriers(model: Translator, compared: Sequence[Contrast]) -> list[Carri
 class Ablated(NamedTuple):
     """Places whose ablation breaks a choice."""
 
-    means: dict[Place, Float[Tensor, " dv"]]
+    means: dict[HeadOutput, Float[Tensor, " dv"]]
     """for ``mean_ablated``"""
     carriers: list[Carrier]
     broken: float
@@ -366,7 +366,7 @@ def break_choice(
     """
     forced = [read for one in compared for read in one.reads]
     taken: list[Carrier] = []
-    means: dict[Place, Tensor] = {}
+    means: dict[HeadOutput, Tensor] = {}
     broken = 0.0
     for carrier in carriers[:most]:
         taken.append(carrier)

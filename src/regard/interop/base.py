@@ -54,8 +54,8 @@ class ModelFormat:
 
     def _problems(self, recipe: Recipe) -> Iterator[str]:
         model = recipe.model
-        if recipe.task != "translation":
-            yield f"task: {recipe.task} (only translation)"
+        if self.name not in find_registry("task").choices[recipe.task].formats:
+            yield f"task: {recipe.task} (only {' or '.join(self._supported('task'))})"
         if recipe.data.targets:
             yield f"data.train.to: {', '.join(recipe.data.targets)} (only one target language, without to)"
         for key, choice in model_choices(model):

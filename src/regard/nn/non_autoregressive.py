@@ -116,7 +116,8 @@ class Predicted(Length):
         return chosen.masked_fill(unlikely, 0)
 
 
-@LENGTHS.register("eos", options=[f"{_SECTION}.extra_positions"])
+# There is one candidate length.
+@LENGTHS.register("eos", options=[f"{_SECTION}.extra_positions"], ignores=["decoding.length_beam"])
 class UntilEOS(Length):
     """The source length plus some extra positions; the translation ends at the first predicted EOS."""
 

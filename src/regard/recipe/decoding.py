@@ -107,6 +107,22 @@ class DecodingConfig(Section):
         """Whether hypotheses are sampled: with a temperature, or for minimum Bayes risk decoding."""
         return bool(self.temperature) or self.mbr > 0
 
+    @property
+    def unused_options(self) -> dict[str, str]:
+        """The options that an autoregressive model does not read because of other options, and what each needs."""
+        searching, sampling = self.options_read_by("search"), self.options_read_by("sampling")
+        if self.is_sampling:
+            needs = "search, not to sampling (decoding.temperature, decoding.mbr)"
+            unused = dict.fromkeys(sorted(searching - sampling), needs)
+        else:
+            needs = "decoding.temperature or decoding.mbr"
+            unused = dict.fromkeys(sorted(sampling - searching), needs)
+        if self.beam_groups == 1:
+            unused.setdefault("diversity_penalty", "decoding.beam_groups above 1")
+        else:
+            unused.setdefault("constrained_beam", "decoding.beam_groups: 1")
+        return unused
+
     @classmethod
     def options_read_by(cls, *methods: DecodingMethod) -> set[str]:
         """The options that at least one of these methods reads."""
@@ -124,6 +140,10 @@ class DecodingConfig(Section):
             raise ValueError(
                 f"temperature {self.temperature:g} must be 0 (search instead of sampling) or at least "
                 f"{MIN_TEMPERATURE}"
+            )
+        if self.temperature == 0 and self.mbr:
+            raise ValueError(
+                f"mbr {self.mbr} draws samples, but temperature 0 turns sampling off; set only one of the two"
             )
         if self.beam % self.beam_groups:
             raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")

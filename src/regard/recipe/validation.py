@@ -56,6 +56,7 @@ def find_problems(recipe: Recipe) -> list[str]:
     return [
         *_unused_options(recipe),
         *_task(recipe),
+        *_unsupported_by_task(recipe),
         *_files(recipe),
         *_tags(recipe),
         *_mixing(recipe),
@@ -71,7 +72,6 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_attention(recipe.model),
         *_batch_norm(recipe),
         *_architecture(recipe.model),
-        *_packed(recipe),
         *_activation_checkpointing(recipe),
     ]
 
@@ -149,13 +149,8 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
 def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterator[str]:
     """Options of features that are turned off by another option."""
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
-    sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
     fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
-    search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
-    draws = ("decoding.temperature or decoding.mbr", sampling)
-    searching = decoding.options_read_by("search")
-    drawing = decoding.options_read_by("sampling")
     needs = {
         "training.mix": fine_tuning,
         "training.freeze": fine_tuning,
@@ -168,9 +163,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
         "training.teacher_weight": ("training.teacher", training.teacher is not None),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
-        **{f"decoding.{key}": search for key in sorted(searching - drawing)},
-        **{f"decoding.{key}": draws for key in sorted(drawing - searching)},
-        "decoding.diversity_penalty": ("decoding.beam_groups above 1", decoding.beam_groups > 1),
+        **{f"decoding.{key}": (need, False) for key, need in decoding.unused_options.items()},
         "data.hold_out": ("a recipe without data.valid", data.valid is None),
         "evaluation.tokenize": ("the metrics bleu, bleu_lc and ter", tokenizes),
     }
@@ -226,10 +219,48 @@ def _task(recipe: Recipe) -> Iterator[str]:
         yield f"task {recipe.task} is validated by its loss: set training.best_checkpoint_metric: loss"
     if architecture == "decoder_only" and not recipe.tokenizer.shared:
         yield "model.architecture: decoder_only has one vocabulary, so it needs tokenizer.shared: true"
-    if recipe.model.output_bias and recipe.task != "translation":
-        yield f"model.output_bias: true needs task: translation, not {recipe.task}; remove it"
-    if recipe.data.clean.truncate and recipe.task == "tagging":
-        yield "data.clean.truncate: true would leave words without a tag; task tagging needs truncate: false"
+
+
+def task_options(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """The options in use that not every task supports: as a task names them (``Task.supports``), and as written."""
+    data, training = recipe.data, recipe.training
+    for name, files in data.splits.items():
+        for key in ("conllu", "to", "tag"):
+            if getattr(files, key) is not None:
+                yield f"data.{key}", f"data.{name}.{key}"
+    values = {
+        **{
+            f"training.{key}": getattr(training, key) for key in ("word_dropout", "rdrop", "simcut")
+        },
+        **{f"training.{key}": getattr(training, key) for key in ("target_word_dropout", "teacher")},
+        "training.subword_sampling": training.subword_sampling,
+        "training.augment": training.augment.enabled,
+        "model.output_bias": recipe.model.output_bias,
+        "data.bidirectional": data.bidirectional,
+        "data.context": data.context,
+        "data.clean.truncate": data.clean.truncate,
+    }
+    for key, value in values.items():
+        if value:
+            yield key, key if key == "training.augment" else f"{key}: {as_written(value)}"
+    for choice, on in (
+        ("model.position: tree", recipe.model.position == "tree"),
+        ("training.batching: packed", training.batching == "packed"),
+    ):
+        if on:
+            yield choice, choice
+
+
+def _unsupported_by_task(recipe: Recipe) -> Iterator[str]:
+    tasks = find_registry("task")
+    task = tasks[recipe.task]
+    ignored = {key for _, choice in selected_choices(recipe) for key in choice.ignores}
+    for key, written in task_options(recipe):
+        if key not in task.supports and key not in ignored:
+            *most, last = [name for name in tasks if key in tasks[name].supports]
+            needed = f"{', '.join(most)} or {last}" if most else last
+            reason = f", because {task.reasons[key]}" if key in task.reasons else ""
+            yield f"{written} needs task: {needed}, not {recipe.task}{reason}; remove it"
 
 
 def _files(recipe: Recipe) -> Iterator[str]:
@@ -240,19 +271,15 @@ def _files(recipe: Recipe) -> Iterator[str]:
             yield f"data.{name}: task {recipe.task} needs text, that is, file(s) without targets"
         if not task.text_only and files.text is not None:
             yield f"data.{name}: task {recipe.task} needs targets: set source and target, or pairs"
-        if files.conllu is not None and recipe.task != "tagging":
-            yield f"data.{name}.conllu needs task: tagging, not {recipe.task}"
 
 
 def _tags(recipe: Recipe) -> Iterator[str]:
-    """Tags before sources must occur in the training data, and only translation has them."""
+    """Tags before sources must occur in the training data."""
     from regard.data.special_tokens import SPECIAL_TOKENS
 
     data = recipe.data
     for name, files in data.splits.items():
         keys = [key for key in ("to", "tag") if getattr(files, key)]
-        if keys and recipe.task != "translation":
-            yield f"data.{name}.{keys[0]} needs task: translation, not {recipe.task}"
         if keys and recipe.model.position == "tree":
             yield f"data.{name}.{keys[0]}: model.position: tree does not support tags; remove it"
         if data.targets and not files.to:
@@ -280,9 +307,7 @@ def _bidirectional(recipe: Recipe) -> Iterator[str]:
     data, key = recipe.data, "data.bidirectional: true"
     if not data.bidirectional:
         return
-    if recipe.task != "translation":
-        yield f"{key} needs task: translation, not {recipe.task}"
-    elif not recipe.tokenizer.shared:
+    if not recipe.tokenizer.shared:
         yield f"{key} needs tokenizer.shared: true, because both languages are source and target"
     for name, given in (("to", data.train.to), ("tag", data.train.tag)):
         if given:
@@ -312,39 +337,23 @@ def _tokenizer(recipe: Recipe) -> Iterator[str]:
 
 def _regularization(recipe: Recipe) -> Iterator[str]:
     training, model, tokenizer = recipe.training, recipe.model, recipe.tokenizer
-    task = find_registry("task")[recipe.task]
     mask_predict = model.architecture == "non_autoregressive"
-    seq2seq = recipe.task == "translation" and not mask_predict
-    if training.word_dropout and not (task.has_labels or seq2seq):
-        yield (
-            "training.word_dropout needs task: tagging, classification or translation, and does not support "
-            "architecture: non_autoregressive; set it to 0"
-        )
-    if training.target_word_dropout and not seq2seq:
-        yield (
-            "training.target_word_dropout needs task: translation, and does not support "
-            "architecture: non_autoregressive; set it to 0"
-        )
+    for key in ("word_dropout", "target_word_dropout"):
+        if getattr(training, key) and mask_predict:
+            yield f"training.{key} does not support architecture: non_autoregressive; set it to 0"
     if training.subword_sampling and tokenizer.kind not in ("unigram", "bpe"):
         yield f"training.subword_sampling needs tokenizer.kind: unigram or bpe, not {tokenizer.kind}"
     if training.subword_sampling and tokenizer.target_kind:
         yield "training.subword_sampling cannot be combined with tokenizer.target_kind; remove one of them"
-    if training.subword_sampling and task.text_only:
-        yield (
-            "training.subword_sampling needs task: translation, tagging or classification, "
-            f"not {recipe.task}"
-        )
     if training.subword_sampling and model.position == "tree":
         yield "training.subword_sampling cannot be combined with model.position: tree; remove one of them"
-    if training.augment.enabled and recipe.task != "translation":
-        yield f"training.augment needs task: translation, not {recipe.task}"
     if training.augment.enabled and model.position == "tree":
         yield "training.augment cannot be combined with model.position: tree; remove one of them"
     for key in ("rdrop", "simcut"):
-        if getattr(training, key) and (recipe.task == "masked_lm" or mask_predict):
+        if getattr(training, key) and mask_predict:
             yield (
-                f"training.{key} compares two passes over the same input; task masked_lm and architecture: "
-                "non_autoregressive mask different tokens in each pass, so set it to 0"
+                f"training.{key} compares two passes over the same input, but architecture: non_autoregressive masks "
+                "different tokens in each; set it to 0"
             )
     if training.rdrop and training.simcut:
         yield "training.rdrop and training.simcut both compare two passes; set one of them to 0"
@@ -357,10 +366,9 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
 def _distillation(recipe: Recipe) -> Iterator[str]:
     if recipe.training.teacher is None:
         return
-    if recipe.task != "translation" or recipe.model.architecture == "non_autoregressive":
-        kind = "architecture: non_autoregressive" if recipe.task == "translation" else recipe.task
+    if recipe.model.architecture == "non_autoregressive":
         yield (
-            f"training.teacher needs task: translation and an autoregressive model, not {kind}; "
+            "training.teacher needs an autoregressive model, not architecture: non_autoregressive; "
             "train on the translations of the teacher instead (regard distill)"
         )
     if recipe.model.position == "tree":
@@ -408,7 +416,7 @@ def _positions(recipe: Recipe) -> Iterator[str]:
         yield f"model.position: {model.position} needs an even model.d_model, not {model.d_model}"
     if model.position == "rotary" and model.d_k % 2:
         yield f"model.position: rotary rotates pairs of features and needs an even model.d_k, not {model.d_k}"
-    if model.architecture == "decoder_only" and recipe.task == "translation":
+    if model.architecture == "decoder_only" and not recipe.text_only:
         longest *= 2  # source and target share one sequence
         counted += ", for source and target"
     limit = max_sequence_length(model)
@@ -437,8 +445,6 @@ def max_sequence_length(model: ModelConfig) -> int | None:
 def _context(recipe: Recipe) -> Iterator[str]:
     if not recipe.data.context:
         return
-    if recipe.task != "translation":
-        yield f"data.context {recipe.data.context}: only for task: translation"
     if recipe.model.position == "tree" or recipe.model.architecture == "decoder_only":
         yield f"data.context {recipe.data.context}: not with position: tree or architecture: decoder_only"
 
@@ -452,8 +458,6 @@ def _trees(recipe: Recipe) -> Iterator[str]:
             yield f"data.{name}.parses needs model.position: tree, not {model.position}; remove it"
     if model.position == "tree" and model.attention.encoder != "full":
         yield f"model.position: tree needs model.attention.encoder: full, not {model.attention.encoder}"
-    if model.position == "tree" and recipe.task != "translation":
-        yield f"model.position: tree needs task: translation, not {recipe.task}"
     if model.position == "tree" and model.architecture != "transformer":
         yield f"model.position: tree needs architecture: transformer, not {model.architecture}"
 
@@ -499,11 +503,6 @@ def _architecture(model: ModelConfig) -> Iterator[str]:
             f"model.position: {model.position} is part of self-attention, which architecture: convolution "
             "does not have; allowed: none, index, sinusoidal, learned"
         )
-
-
-def _packed(recipe: Recipe) -> Iterator[str]:
-    if recipe.training.batching == "packed" and recipe.task != "translation":
-        yield f"training.batching: packed needs task: translation, not {recipe.task}"
 
 
 def _activation_checkpointing(recipe: Recipe) -> Iterator[str]:

@@ -174,6 +174,10 @@ class Task:
     """the targets are labels, not text"""
     text_only: bool = False
     """the data are text without targets"""
+    supports: tuple[str, ...] = ()
+    """recipe keys that not every task supports, and this one does; see ``task_options`` in ``recipe/validation.py``"""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """why it does not support some of the other keys"""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -184,6 +188,18 @@ class Task:
 
 
 TASKS: Registry[Task] = Registry("task")
+
+LABEL_SUPPORTS = (
+    *("training.word_dropout", "training.subword_sampling", "training.rdrop", "training.simcut"),
+)
+"""what tasks with labels support"""
+PAIR_SUPPORTS = (
+    *LABEL_SUPPORTS,
+    *("data.to", "data.tag", "data.bidirectional", "data.context", "data.clean.truncate"),
+    *("model.output_bias", "model.position: tree", "training.target_word_dropout"),
+    *("training.augment", "training.teacher", "training.batching: packed"),
+)
+"""what tasks with texts as sources and targets support"""
 
 
 def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
@@ -267,16 +283,16 @@ class Model(ABC):
         with on_one_core():  # workers can be forked only from a process without threads
             weights = run.weights()
             tokenizer = run.tokenizer(recipe)
-            place = choose_device(device)
+            chosen = choose_device(device)
             if len(runs) > 1:
-                network: nn.Module = read_ensemble(runs, tokenizer).to(place).eval()
-                model = kind(recipe, tokenizer, network, place, precision, threads=threads)
+                network: nn.Module = read_ensemble(runs, tokenizer).to(chosen).eval()
+                model = kind(recipe, tokenizer, network, chosen, precision, threads=threads)
                 model.runs = tuple(runs)
             else:
                 network = kind.build(recipe, tokenizer)
                 assign_weights(network, weights, str(run.weights_file))
-                network = network.to(place).eval()
-                model = kind(recipe, tokenizer, network, place, precision, run, threads)
+                network = network.to(chosen).eval()
+                model = kind(recipe, tokenizer, network, chosen, precision, run, threads)
             model.freeze()
             if state is not None and state == kind.prepared_state(run, device, precision):
                 model.store_prepared(state)

@@ -21,7 +21,16 @@ from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForSequenceClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import CleaningConfig, Recipe
-from regard.tasks.base import TASKS, Model, PairEncoder, Task, encoder_batch, label_ids, label_names
+from regard.tasks.base import (
+    LABEL_SUPPORTS,
+    TASKS,
+    Model,
+    PairEncoder,
+    Task,
+    encoder_batch,
+    label_ids,
+    label_names,
+)
 from regard.tasks.tagging import DECODING_OPTIONS, LABEL_DEFAULTS, LABEL_IGNORES
 
 
@@ -118,5 +127,6 @@ TASKS.register(
         architectures=("transformer",),
         defaults=LABEL_DEFAULTS,
         has_labels=True,
+        supports=("data.clean.truncate", *LABEL_SUPPORTS),
     )
 )

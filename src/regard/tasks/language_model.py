@@ -93,6 +93,11 @@ class LanguageModel(SequenceGenerator):
 
         temperature: 0 is greedy search, otherwise the continuation is sampled.
         """
+        for name, value, default in (("top_k", top_k, 0), ("top_p", top_p, 1.0), ("seed", seed, 1)):
+            if not temperature and value != default:
+                raise RegardError(
+                    f"{name} {value}: no effect with temperature 0, which is greedy search"
+                )
         longest = self.recipe.data.clean.max_tokens
         if not 1 <= tokens < longest:
             raise RegardError(
@@ -179,5 +184,6 @@ TASKS.register(
             "model": {"architecture": "decoder_only"},
         },
         text_only=True,
+        supports=("training.rdrop", "training.simcut"),
     )
 )

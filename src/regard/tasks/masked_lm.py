@@ -64,7 +64,7 @@ class TextEncoder(PairEncoder):
 
 
 class MaskFilling(NamedTuple):
-    """A guess for one gap."""
+    """A prediction for one masked token."""
 
     text: str
     """a whole word, or after … the rest of one"""
@@ -72,7 +72,7 @@ class MaskFilling(NamedTuple):
 
 
 class MaskedLM(Model):
-    """Text with gaps in, the most probable fillings out."""
+    """Text with [MASK] tokens in, the most probable tokens out."""
 
     task = "masked_lm"
     command = "fill"
@@ -83,7 +83,7 @@ class MaskedLM(Model):
         return EncoderForMaskedLM(recipe.model, tokenizer.source.size)
 
     def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
-        """Each text with its gaps filled."""
+        """Each text with its [MASK] tokens replaced by the most probable tokens."""
         answers = []
         for source in sources:
             parts = source.split(GAP)
@@ -101,9 +101,9 @@ class MaskedLM(Model):
             raise RegardError(f"no {GAP} in {text!r}: write it in place of each missing token")
         first, *rest = self.tokenizer.source.encode(parts)
         row = [*first, *(i for ids in rest for i in (MASK, *ids)), EOS]
-        gaps = [place for place, i in enumerate(row) if i == MASK]
+        masked = [position for position, i in enumerate(row) if i == MASK]
         with autocast(self.precision, self.device):
-            logits = self.network(pad_rows([row], self.device))[0, gaps, len(SPECIAL_TOKENS) :]
+            logits = self.network(pad_rows([row], self.device))[0, masked, len(SPECIAL_TOKENS) :]
         best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
         return [
             [MaskFilling(*one) for one in zip(self._names(ids), values, strict=True)]
@@ -121,52 +121,55 @@ class MaskedLM(Model):
 
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
-        """Hide words of each text, always the same ones, and see how well they are guessed."""
+        """Mask tokens of each text, always the same ones, and score their predictions."""
         longest = self.recipe.data.clean.max_tokens
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
         rows = [ids[at : at + longest] for ids in texts for at in range(0, len(ids), longest)]
         if not rows:
             raise RegardError("nothing to score: there are no texts")
-        counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
-        tried = [self._hiding(ids, number) for number, ids in enumerate(rows)]
+        counts = np.zeros((len(rows), 3))  # correct, negative log-probability, masked tokens
+        masked = [self._mask(ids, number) for number, ids in enumerate(rows)]
         for part in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):
-            shown, hidden = (
+            inputs, labels = (
                 pad_rows(side, self.device)
-                for side in zip(*(tried[row] for row in part), strict=True)
+                for side in zip(*(masked[row] for row in part), strict=True)
             )
             with autocast(self.precision, self.device):
-                counts[part] = _count(self.network, shown, hidden).cpu().numpy()
-        kinds = {
+                counts[part] = _count(self.network, inputs, labels).cpu().numpy()
+        results = {
             "accuracy": ACCURACY.score_counts(counts[:, [0, 2]], not quick, details="words:15%"),
             "perplexity": TOKEN_PERPLEXITY.score_counts(
                 counts[:, [1, 2]], not quick, details="words:15%"
             ),
         }
-        return [kinds[measure] for measure in self.recipe.evaluation.metrics]
+        return [results[metric] for metric in self.recipe.evaluation.metrics]
 
-    def _hiding(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
-        """What is shown of a text, and what is hidden; its number alone decides, not the texts beside it."""
+    def _mask(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+        """The input ids and labels of a text. What is masked depends on its number, not on the other texts."""
         source = torch.tensor([[*ids, EOS]])
-        words = source.masked_fill(source == EOS, PAD)
-        chance = torch.Generator().manual_seed(number)
-        shown, hidden = mask_tokens(source, words, self.tokenizer.source.size, chance)
-        return shown[0].tolist(), hidden[0].tolist()
+        maskable = source.masked_fill(source == EOS, PAD)
+        generator = torch.Generator().manual_seed(number)
+        inputs, labels = mask_tokens(source, maskable, self.tokenizer.source.size, generator)
+        return inputs[0].tolist(), labels[0].tolist()
 
 
 def _count(
-    network: EncoderForMaskedLM, shown: Int[Tensor, "B S"], hidden: Int[Tensor, "B S"]
+    network: EncoderForMaskedLM, inputs: Int[Tensor, "B S"], labels: Int[Tensor, "B S"]
 ) -> Float[Tensor, "B 3"]:
-    """For each row: how many are guessed right, the negative log-probability of all, how many there are."""
-    row, place = (hidden != PAD).nonzero(as_tuple=True)
-    wanted = hidden[row, place]
-    logits = F.linear(network.states(shown)[row, place], network.projection.weight).float()
-    each = -logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
-    counts = torch.stack([logits.argmax(-1) == wanted, each, torch.ones_like(each)], dim=1)
-    return counts.new_zeros(len(hidden), 3).index_add(0, row, counts).double()
+    """For each row: the number of correct predictions, the summed negative log-probability, the number of labels."""
+    row, position = (labels != PAD).nonzero(as_tuple=True)
+    expected = labels[row, position]
+    logits = F.linear(network.states(inputs)[row, position], network.projection.weight).float()
+    each = -logits.log_softmax(-1).gather(-1, expected[:, None])[:, 0]
+    counts = torch.stack([logits.argmax(-1) == expected, each, torch.ones_like(each)], dim=1)
+    return counts.new_zeros(len(labels), 3).index_add(0, row, counts).double()
 
 
 TEXT_DEFAULTS = {"best_checkpoint_metric": "loss", "validate_sentences": 0, "label_smoothing": 0.0}
-TEXT_IGNORES = (*("data.clean.max_ratio", "data.clean.keep_duplicates", "data.clean.truncate"),)
+TEXT_IGNORES = (
+    *("data.clean.max_ratio", "data.clean.keep_duplicates", "data.clean.truncate"),
+    "data.languages",
+)
 """options that have no effect on text without targets"""
 
 TASKS.register(
@@ -189,5 +192,9 @@ TASKS.register(
             "evaluation": {"metrics": ("accuracy", "perplexity")},
         },
         text_only=True,
+        reasons=dict.fromkeys(
+            ("training.rdrop", "training.simcut"),
+            "it compares two passes over the same input, but this task masks different tokens in each",
+        ),
     )
 )

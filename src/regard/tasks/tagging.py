@@ -21,7 +21,16 @@ from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import DecodingConfig, Recipe
-from regard.tasks.base import TASKS, Model, PairEncoder, Task, encoder_batch, label_ids, label_names
+from regard.tasks.base import (
+    LABEL_SUPPORTS,
+    TASKS,
+    Model,
+    PairEncoder,
+    Task,
+    encoder_batch,
+    label_ids,
+    label_names,
+)
 
 
 class TagEncoder(PairEncoder):
@@ -128,5 +137,7 @@ TASKS.register(
         architectures=("transformer",),
         defaults=LABEL_DEFAULTS,
         has_labels=True,
+        supports=("data.conllu", *LABEL_SUPPORTS),
+        reasons={"data.clean.truncate": "it would leave words without a tag"},
     )
 )

@@ -19,7 +19,8 @@ from regard.inference.confidence import MAX_SENTENCES, Calibration, features, ge
 from regard.inference.engine import Observer, Request
 from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
-from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
+from regard.recipe.registry import FORMATS, find_registry
+from regard.tasks.base import PAIR_SUPPORTS, TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.translation_requests import (
     Languages,
     Parses,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from regard.data.dependency_trees import ParsedSentence
     from regard.inference.placeholders import Substitution
+    from regard.inspection.hooks import Head
     from regard.inspection.trace import Trace
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
@@ -354,8 +356,21 @@ class Translator(SequenceGenerator):
             raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
-        if length is not None and options.get("length_beam") not in (None, 1):
-            _refuse("no effect with a given length", length_beam=options["length_beam"])
+        beam = None if options.get("length_beam") == 1 else options.get("length_beam")
+        if self.non_autoregressive:
+            section = self.recipe.model.non_autoregressive
+            ignored = (
+                find_registry("model.non_autoregressive.length").choices[section.length].ignores
+            )
+            if "decoding.length_beam" in ignored:
+                rule = f"model.non_autoregressive.length: {section.length}"
+                _refuse(f"no effect with {rule}", length_beam=beam)
+        if length is not None:
+            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
+            _refuse("no effect with a given length", length_beam=beam, **limits)
+        if constraints is None and not decoding.protect:
+            needed = "constraints (a glossary) or protect"
+            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
@@ -384,16 +399,16 @@ class Translator(SequenceGenerator):
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
-        asked = [requests[row] for row in rest]
+        remaining = [requests[row] for row in rest]
         every = self.engine.generate(
-            asked,
+            remaining,
             decoding,
             nbest=nbest,
             length=length,
-            observer=observer if len(asked) == 1 and not decoding.mbr else None,
+            observer=observer if len(remaining) == 1 and not decoding.mbr else None,
             plain=plain,
         )
-        for row, request, hypotheses in zip(rest, asked, every, strict=True):
+        for row, request, hypotheses in zip(rest, remaining, every, strict=True):
             found[row] = self._ranked(request, hypotheses, decoding, nbest)
         for row, generated in found.items():
             prefix = prefixes[row] if prefixes else ""
@@ -505,17 +520,11 @@ class Translator(SequenceGenerator):
                 f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
                 "which uses no beam; set only one of the two"
             )
-        if not sampled:
-            defaults = DecodingConfig()
-            sampling_only = DecodingConfig.options_read_by(
-                "sampling"
-            ) - DecodingConfig.options_read_by("search")
-            unused = {
-                name: given[name]
-                for name in sorted(sampling_only)
-                if name in given and given[name] != getattr(defaults, name)
-            }
-            _refuse("no effect without temperature or mbr", **unused)
+        defaults = DecodingConfig()
+        for name, needed in decoding.unused_options.items():
+            differs = given.get(name, getattr(defaults, name)) != getattr(defaults, name)
+            if differs and name != "beam" and not self.non_autoregressive:
+                _refuse(f"no effect; it only applies to {needed}", **{name: given[name]})
         width = "length_beam" if self.non_autoregressive else "beam"
         if width not in given and nbest > getattr(decoding, width) and not sampled:
             return override_decoding(decoding, {width: nbest})
@@ -563,6 +572,11 @@ class Translator(SequenceGenerator):
             )
         if length is not None and length < 1:
             raise RegardError(f"length {length}: must be at least 1")
+        if network.length.predicts_eos and nbest > 1:
+            raise RegardError(
+                f"nbest {nbest}: this model ends at the first EOS (model.non_autoregressive.length: eos), "
+                "so it has one translation of each text"
+            )
         most = decoding.length_beam if length is None else 1
         if not 1 <= nbest <= most:
             raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {most}")
@@ -678,15 +692,15 @@ class Translator(SequenceGenerator):
             to=[languages[row] for row in rows],
             context=[contexts[row] for row in rows] if contexts else None,
         )
-        asked = [
+        constrained = [
             self._with_words(
                 self._with_phrases(request, one.text, terms[row], decoding.protect), one
             )
             for request, (row, one) in zip(bare, tries, strict=True)
         ]
-        every = self.engine.generate(asked, decoding, nbest=nbest, plain=plain)
+        every = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
-        for (row, one), request, hypotheses in zip(tries, asked, every, strict=True):
+        for (row, one), request, hypotheses in zip(tries, constrained, every, strict=True):
             some = [
                 found._replace(translation=_restored(found.translation, one))
                 for found in self._ranked(request, hypotheses, decoding, nbest)
@@ -717,13 +731,38 @@ class Translator(SequenceGenerator):
 
     # Inspection
 
-    def trace(self, text: str, **options: Any) -> Trace:
-        """A trace of the translation of one text; options: see ``inspection.history.trace_with_history``."""
+    def trace(
+        self,
+        text: str,
+        *,
+        prefix: str = "",
+        forced: Sequence[int] = (),
+        mute: Sequence[Head] = (),
+        parse: ParsedSentence | None = None,
+        length: int | None = None,
+        checkpoints: bool = False,
+        lenses: bool = False,
+        against: str | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Trace:
+        """A trace of the translation of one text; see ``inspection.history.trace_with_history`` for the arguments."""
         from regard.inspection.history import trace_with_history
 
         if len(self.runs) > 1:
             raise RegardError("trace: not supported for an ensemble; load one of its runs")
-        return trace_with_history(self, text, **options)
+        return trace_with_history(
+            self,
+            text,
+            prefix=prefix,
+            forced=forced,
+            mute=mute,
+            parse=parse,
+            length=length,
+            checkpoints=checkpoints,
+            lenses=lenses,
+            against=against,
+            **options,
+        )
 
 
 def _refuse(reason: str, **given: object) -> None:
@@ -732,8 +771,8 @@ def _refuse(reason: str, **given: object) -> None:
     if values:
         from regard.recipe import abbreviate
 
-        asked = [f"{name} {abbreviate(value)}" for name, value in values.items()]
-        raise RegardError(f"{', '.join(asked)}: {reason}")
+        written = [f"{name} {abbreviate(value)}" for name, value in values.items()]
+        raise RegardError(f"{', '.join(written)}: {reason}")
 
 
 def _number_samples(requests: Sequence[Request], samples: int) -> list[Request]:
@@ -759,15 +798,16 @@ def translation_loss(
     from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 
-    parallel = isinstance(network, NonAutoregressiveTransformer)
-    return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)
+    mask_predict = isinstance(network, NonAutoregressiveTransformer)
+    return (MaskPredictLoss if mask_predict else Seq2SeqLoss)(network, training, special_tokens)
 
 
-TASKS.register("translation", summary="text to text")(
+TASKS.register("translation", summary="text to text", formats=FORMATS)(
     Task(
         Translator,
         PairEncoder,
         translation_loss,
         architectures=("transformer", "decoder_only", "lstm", "convolution", "non_autoregressive"),
+        supports=PAIR_SUPPORTS,
     )
 )

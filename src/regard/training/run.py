@@ -336,6 +336,8 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
             f"training.warmup is {warmup:,} by default, longer than the {steps:,} steps: the learning rate rises "
             "until the end and never reaches its peak. Set training.warmup and training.learning_rate for short runs."
         )
+    if recipe.training.sharding == "full_shard" and trainer.group.size == 1:
+        reporter.message("training.sharding: full_shard has no effect with one process")
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
         here = describe_environment(trainer)

@@ -263,7 +263,7 @@ def test_without_sampling_every_epoch_uses_the_same_dataset(tmp_path: Path) -> N
         ),
         (
             {"training": {"word_dropout": 0.1}, "model": {"architecture": "non_autoregressive"}},
-            "word_dropout needs task: tagging, classification or translation",
+            "word_dropout does not support architecture: non_autoregressive",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.inspection import head_ablation
 from regard.inspection.head_ablation import (
     HEAD_NAMES,
-    Place,
+    HeadOutput,
     ablate_heads,
     all_heads,
     bleu_counts,
@@ -37,7 +37,7 @@ def model(make_run: Callable[..., Path]) -> Translator:
 
 @pytest.mark.parametrize("site", ["encoder", "decoder", "cross_attention"])
 def test_a_mean_of_zero_mutes_the_head(model: Translator, site: str) -> None:
-    place = Place(site, 1, 0)  # type: ignore[arg-type]
+    place = HeadOutput(site, 1, 0)  # type: ignore[arg-type]
     zero = {place: torch.zeros(8)}
     batch = force(model, SOURCES[0], REFERENCES[0]).batch(model)
     with torch.inference_mode():
@@ -66,20 +66,20 @@ def test_the_mean_is_over_all_positions_or_over_one_token(model: Translator) -> 
             rows += list(recorded[module].output[0, 1])
             ids += [token.id for token in one.source]
     token = forced[0].source[-1].id
-    everywhere, at_token = Place("encoder", 1, 1), Place("encoder", 1, 1, token)
+    everywhere, at_token = HeadOutput("encoder", 1, 1), HeadOutput("encoder", 1, 1, token)
     means = mean_outputs(model, [everywhere, at_token], forced)
     torch.testing.assert_close(means[everywhere], torch.stack(rows).mean(0))
     some = [row for row, i in zip(rows, ids, strict=True) if i == token]
     torch.testing.assert_close(means[at_token], torch.stack(some).mean(0))
     with pytest.raises(RegardError, match="token 99999: does not occur in any of the sentences"):
-        mean_outputs(model, [Place("encoder", 0, 0, 99999)], forced)
+        mean_outputs(model, [HeadOutput("encoder", 0, 0, 99999)], forced)
 
 
 def test_a_head_is_ablated_at_one_token_only(model: Translator) -> None:
     """Also in beam search, where the rows of a sentence are queries side by side."""
     forced = force(model, SOURCES[0], REFERENCES[0])
     token = forced.inputs[1].id
-    place = Place("cross_attention", 1, 0, token)
+    place = HeadOutput("cross_attention", 1, 0, token)
     with torch.inference_mode():
         whole = model.network(*forced.batch(model))[0]
         with mean_ablated(model, {place: torch.full((8,), 3.0)}):
@@ -99,7 +99,7 @@ def test_the_table(model: Translator) -> None:
         assert one.correct == (0, 0, 0)  # the same sentence is correct before and after
     forced = [force(model, *pair) for pair in zip(SOURCES, REFERENCES, strict=True)]
     with torch.inference_mode():
-        places = [Place(*heads[0])]
+        places = [HeadOutput(*heads[0])]
         before = [model.network(*one.batch(model))[0].log_softmax(-1) for one in forced]
         with mean_ablated(model, mean_outputs(model, places, forced)):
             after = [model.network(*one.batch(model))[0].log_softmax(-1) for one in forced]

@@ -403,6 +403,18 @@ def test_impossible_options_are_refused(
         mask_predict_model.search(["a dog"], **options)
 
 
+def test_a_model_that_ends_at_eos_has_one_candidate_length(small_recipe: SmallRecipe) -> None:
+    section = {"architecture": "non_autoregressive", "non_autoregressive": {"length": "eos"}}
+    with pytest.raises(RegardError, match=r"decoding.length_beam: 9 has no effect with model\."):
+        small_recipe(model=section, decoding={"length_beam": 9})
+    model = translator(small_recipe, **section)
+    with pytest.raises(RegardError, match=r"length_beam 9: no effect with model\.non_auto.*: eos"):
+        model.translate(["a dog"], length_beam=9)
+    with pytest.raises(RegardError, match=r"nbest 2: this model ends at the first EOS"):
+        model.search(["a dog"], nbest=2)
+    assert model.translate(["a dog"], length_beam=1) == model.translate(["a dog"])
+
+
 def test_learned_positions_limit_the_length(small_recipe: SmallRecipe, tmp_path: Path) -> None:
     model = translator(
         small_recipe, architecture="non_autoregressive", position="learned", max_length=300

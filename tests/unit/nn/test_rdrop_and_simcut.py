@@ -117,11 +117,11 @@ def test_a_teacher_is_learned_besides_the_labels(
     )
     non_pad = (labels != PAD).flatten()
     passes = [half.flatten(0, 1)[non_pad] @ projection.T for half in states.chunk(len(states) // 2)]
-    wanted, soft = labels.flatten()[non_pad], teacher[non_pad]
+    labels, soft = labels.flatten()[non_pad], teacher[non_pad]
     labelled = passes if rdrop else passes[:1]
     theirs = torch.zeros((), dtype=torch.float64)
     for logits in labelled:
-        hard = F.cross_entropy(logits, wanted, label_smoothing=0.1, reduction="sum")
+        hard = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum")
         entropy = -(soft * soft.log()).sum()
         divergence = F.kl_div(logits.log_softmax(-1), soft, reduction="sum")
         both = (1 - weight) * hard + weight * (divergence + entropy)
@@ -175,9 +175,9 @@ def loss_of(task: str, kind: type[TrainingLoss], **training: float) -> TrainingL
 
 SOURCE = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
 TARGET = torch.tensor([[1, 5, 6], [1, 7, 0]])
-WANTED = torch.tensor([[5, 6, 2], [7, 2, 0]])
+LABELS = torch.tensor([[5, 6, 2], [7, 2, 0]])
 KINDS = {
-    "translation": (Seq2SeqLoss, TARGET, WANTED),
+    "translation": (Seq2SeqLoss, TARGET, LABELS),
     "tagging": (LabelLoss, TARGET[:, :0], torch.tensor([[5, 6, 5, 0], [6, 0, 0, 0]])),
     "classification": (LabelLoss, TARGET[:, :0], torch.tensor([[5], [5]])),
 }
@@ -225,9 +225,9 @@ def test_simcut_compares_a_pass_with_one_whose_tokens_are_cut(
     states: list[Tensor] = []
     compute_loss = loss_fn.loss
 
-    def record_states(found: Tensor, wanted: Tensor, *_: object) -> Tensor:
+    def record_states(found: Tensor, labels: Tensor, *_: object) -> Tensor:
         states.append(found)
-        return compute_loss(found, wanted)
+        return compute_loss(found, labels)
 
     monkeypatch.setattr(loss_fn, "loss", record_states)
     torch.manual_seed(3)
@@ -277,7 +277,7 @@ def test_word_dropout_applies_to_source_and_target_in_training_only(
         lambda ids, memory: decode(inputs_seen.setdefault("target", ids), memory),
     )
     source, target = SOURCE.repeat(500, 1), TARGET.repeat(500, 1)
-    loss_fn.train()(source, target, WANTED.repeat(500, 1))
+    loss_fn.train()(source, target, LABELS.repeat(500, 1))
     for side, ids, special_tokens, probability in (
         ("source", source, 6, 0.5),
         ("target", target, 5, 0.3),
@@ -289,6 +289,6 @@ def test_word_dropout_applies_to_source_and_target_in_training_only(
         assert masked.double().mean().item() == pytest.approx(probability, abs=0.05)
     assert len(SPECIAL_TOKENS) == 5
     inputs_seen.clear()
-    loss_fn.eval()(source, target, WANTED.repeat(500, 1))
+    loss_fn.eval()(source, target, LABELS.repeat(500, 1))
     assert torch.equal(inputs_seen["source"], source)
     assert torch.equal(inputs_seen["target"], target)

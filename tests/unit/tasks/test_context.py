@@ -83,7 +83,7 @@ def test_context_is_refused_where_it_has_no_effect(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     with pytest.raises(RegardError, match="this model was trained without"):
         model.translate(["a dog"], context=[["ein Hund"]])
-    with pytest.raises(RegardError, match=r"data\.context 1: only for task: translation"):
+    with pytest.raises(RegardError, match=r"data\.context: 1 needs task: translation, not"):
         _recipe({"task": "tagging", "data": {"train": {"conllu": "x"}, "context": 1}})
     with pytest.raises(RegardError, match=r"data\.context 1: not with position: tree"):
         _recipe(

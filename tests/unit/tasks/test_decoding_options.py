@@ -1,5 +1,6 @@
-"""What a call asks of search holds for that call, and what cannot be searched so is refused in one line."""
+"""Decoding options of a call: each has an effect, or is refused in one line."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ def model(finished_run: Path) -> Translator:
 def test_a_translation_is_as_long_as_the_call_allows(
     model: Translator, options: dict[str, Any], beam: int
 ) -> None:
-    """As if the recipe said so; untrained weights go on to the limit."""
+    """The same limit as in a recipe; untrained weights decode up to it."""
     by_call = model.search(TEXTS, beam=beam, **options)
     same = Translator.load(model.run.folder if model.run else "", "cpu")
     same.set_decoding(beam=beam, **options)
@@ -34,7 +35,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"beam": 0}, "beam"),
         ({"beam": 2000}, "beam"),
@@ -46,28 +47,75 @@ def test_a_translation_is_as_long_as_the_call_allows(
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_while_watched_too(
-    model: Translator, options: dict[str, Any], said: str
+def test_a_trace_refuses_wrong_options(
+    model: Translator, options: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(RegardError, match=said):
+    with pytest.raises(RegardError, match=problem):
         model.trace(TEXTS[0], **{"beam": 3, "length_penalty": 0.6, **options})
 
 
-def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
-    for ask in (model.search, model.translate):
+SEARCH_ONLY = "no effect; it only applies to search, not to sampling"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"temperature": 0.7, "length_penalty": 2.0}, f"length_penalty 2.0: {SEARCH_ONLY}"),
+        (
+            {"temperature": 0.7, "length_normalization": "transformers"},
+            f"length_normalization 'transformers': {SEARCH_ONLY}",
+        ),
+        ({"temperature": 0.7, "constrained_beam": 3}, f"constrained_beam 3: {SEARCH_ONLY}"),
+        ({"temperature": 0.7, "diversity_penalty": 2.0}, f"diversity_penalty 2.0: {SEARCH_ONLY}"),
+        ({"mbr": 4, "length_penalty": 2.0}, f"length_penalty 2.0: {SEARCH_ONLY}"),
+        ({"mbr": 4, "temperature": 0.0}, "mbr 4 draws samples, but temperature 0 turns sampling"),
+        ({"top_k": 3}, "top_k 3: no effect; it only applies to decoding.temperature or"),
+        ({"temperature": 0.0, "top_p": 0.5}, "top_p 0.5: no effect; it only applies to"),
+        ({"seed": 5}, "seed 5: no effect; it only applies to"),
+        ({"diversity_penalty": 2.0}, "no effect; it only applies to decoding.beam_groups above 1"),
+        ({"constrained_beam": 20}, "constrained_beam 20: no effect without constraints"),
+        (
+            {"constrained_beam": 20, "beam_groups": 5},
+            "constrained_beam 20: no effect; it only applies to decoding.beam_groups: 1",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    model: Translator, options: dict[str, Any], problem: str
+) -> None:
+    for call in (lambda: model.translate(TEXTS, **options), lambda: model.trace("a", **options)):
+        with pytest.raises(RegardError, match=re.escape(problem)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_given_length_is_the_only_limit(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(make_run(model={"architecture": "non_autoregressive"}), "cpu")
+    limits: list[Any] = [{"max_length": 3}, {"extra_length": 2}, {"length_beam": 2}]
+    for options in limits:
+        (name,) = options
+        with pytest.raises(RegardError, match=f"{name} .: no effect with a given length"):
+            model.translate(["a dog"], length=9, **options)
+    assert model.translate(["a dog"], length=9, length_beam=1) == model.translate(
+        ["a dog"], length=9
+    )
+
+
+def test_a_single_text_is_not_a_list_of_texts(model: Translator) -> None:
+    for method in (model.search, model.translate):
         with pytest.raises(RegardError, match="the texts must be a list"):
-            ask("ein Hund")
+            method("ein Hund")
         with pytest.raises(RegardError, match="the texts must be a list of strings"):
-            ask(["ein Hund", cast(str, 3)])
+            method(["ein Hund", cast(str, 3)])
 
 
-def test_more_threads_than_cores_are_not_begun(finished_run: Path) -> None:
+def test_there_are_not_more_threads_than_cores(finished_run: Path) -> None:
     assert Translator.load(finished_run, "cpu", threads=30_000).threads < 30_000
 
 
-def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_place() -> None:
-    class Hurried(SinusoidalTable):
-        """Between any two looks at the table another thread has put back its own, short one."""
+def test_a_sinusoidal_table_is_long_enough_if_another_thread_replaces_it() -> None:
+    class ReplacedTable(SinusoidalTable):
+        """Between any two reads of the table, another thread has stored its own, shorter one."""
 
         @property
         def table(self) -> torch.Tensor:
@@ -76,8 +124,8 @@ def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_pla
         @table.setter
         def table(self, _: torch.Tensor) -> None: ...
 
-    waves = Hurried(lambda length: torch.ones(length, 2))
-    assert len(waves(700, torch.device("cpu"))) >= 700
+    table = ReplacedTable(lambda length: torch.ones(length, 2))
+    assert len(table(700, torch.device("cpu"))) >= 700
 
 
 @pytest.fixture(scope="module")

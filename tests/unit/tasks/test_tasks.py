@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ def test_what_suits_a_task_is_filled_in() -> None:
         (
             "masked_lm",
             {"training": {"word_dropout": 0.1}},
-            "word_dropout needs task: tagging, classification or",
+            "word_dropout: 0.1 needs task: translation, tagging or classification, not masked_lm",
         ),
         ("masked_lm", {"data": {"train": {"pairs": "p"}}}, "data.train: task masked_lm needs text"),
         ("tagging", {"data": {"train": {"text": "t"}}}, "needs targets: set source and target"),
@@ -372,6 +373,11 @@ def test_what_suits_a_task_is_filled_in() -> None:
             "tagging",
             {"data": {"train": {"pairs": "t"}, "clean": {"truncate": True}}},
             "words without a tag",
+        ),
+        (
+            "masked_lm",
+            {"data": {"train": {"text": "t"}, "languages": ["en", "de"]}},
+            r"data.languages: \[en, de\] has no effect with task: masked_lm",
         ),
         ("sing", {}, "'sing' must be "),
     ],
@@ -397,7 +403,7 @@ def test_a_decoder_needs_positions_for_both_texts() -> None:
 
 
 def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
-    """A model that looks at nothing but the last word gives each token the same in any block."""
+    """A model that reads only the last word gives each token the same probability in every block."""
     pairs = [Pair(" ".join(np.random.default_rng(n).choice(list("abcd"), 9)), "") for n in range(9)]
     recipe = recipe_of(
         "language_model",
@@ -421,7 +427,20 @@ def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
     assert "lines:9" in tokens.signature
 
 
-def test_accuracy_and_perplexity_of_hidden_words() -> None:
+@pytest.mark.parametrize("option", [{"top_k": 3}, {"top_p": 0.5}, {"seed": 2}])
+def test_greedy_generation_refuses_the_options_of_sampling(option: dict[str, Any]) -> None:
+    pairs = [Pair("a b c d", "")]
+    recipe = recipe_of("language_model")
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+    network: Any = build_network(recipe, tokenizer).eval()
+    model = LanguageModel(recipe, tokenizer, network, torch.device("cpu"))
+    ((name, value),) = option.items()
+    with pytest.raises(RegardError, match=f"{name} {value}: no effect with temperature 0"):
+        model.generate("a b", 3, temperature=0, **option)
+    assert model.generate("a b", 3, temperature=1.0, **option).startswith("a b")
+
+
+def test_accuracy_and_perplexity_of_masked_tokens() -> None:
     pairs = [Pair("a b c d", ""), Pair(" ", ""), Pair("b", "")]
     recipe = recipe_of("masked_lm", data={"train": {"text": "t"}, "clean": {"max_tokens": 3}})
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
@@ -430,11 +449,11 @@ def test_accuracy_and_perplexity_of_hidden_words() -> None:
     model = MaskedLM(recipe, tokenizer, network, torch.device("cpu"))
     accuracy, perplexity = model.evaluate(pairs)
     assert perplexity.value == pytest.approx(tokenizer.source.size)
-    assert accuracy.value == 0.0  # the first entry, a mark, is never right
+    assert accuracy.value == 0.0  # the first entry, a special token, is never right
     assert "lines:3" in accuracy.signature  # one text of four words is two
 
 
-def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
+def test_the_masked_tokens_do_not_depend_on_the_other_texts_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = [Pair("abcdefghij"[:length] * 3, "") for length in range(1, 10)]
@@ -451,6 +470,63 @@ def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
     assert [one.value for one in model.evaluate(pairs)] == pytest.approx(
         [one.value for one in together], rel=1e-5
     )
+
+
+OPTIONS_OF_TASKS: dict[str, dict[str, Any]] = {
+    "data.conllu": {"data": {"train": {"conllu": "c"}}},
+    "data.to": {"data": {"train": {"pairs": "p", "to": "de"}}},
+    "data.tag": {"data": {"train": {"pairs": "p", "tag": "bt"}}},
+    "data.bidirectional": {"data": {"train": {"pairs": "p"}, "bidirectional": True}},
+    "data.context": {"data": {"train": {"pairs": "p"}, "context": 1}},
+    "data.clean.truncate": {"data": {"train": {"pairs": "p"}, "clean": {"truncate": True}}},
+    "model.output_bias": {"model": {"output_bias": True}},
+    "model.position: tree": {
+        "model": {"position": "tree"},
+        "data": {"train": {"pairs": "p", "parses": "c"}},
+    },
+    "training.batching: packed": {"training": {"batching": "packed"}},
+    "training.augment": {"training": {"augment": {"title": 0.1}}},
+    "training.teacher": {"training": {"teacher": "runs/teacher"}},
+    "training.subword_sampling": {
+        "training": {"subword_sampling": 0.1},
+        "tokenizer": {"kind": "bpe"},
+    },
+    "training.target_word_dropout": {"training": {"target_word_dropout": 0.1}},
+    "training.rdrop": {"training": {"rdrop": 0.1}, "model": {"dropout": 0.1}},
+    "training.simcut": {"training": {"simcut": 0.1}},
+    "training.word_dropout": {"training": {"word_dropout": 0.1}},
+}
+"""an example of each option that not every task supports"""
+
+
+def test_the_options_that_a_task_can_support_are_all_listed() -> None:
+    supported = {key for task in TASKS.values() for key in task.supports}
+    assert supported == {*OPTIONS_OF_TASKS}
+    assert all(key not in task.supports for task in TASKS.values() for key in task.reasons)
+
+
+@pytest.mark.parametrize("task", ["translation", "tagging", "classification"])
+@pytest.mark.parametrize("key", OPTIONS_OF_TASKS)
+def test_a_task_states_which_options_it_supports(key: str, task: str) -> None:
+    sections = {"data": {"train": {"pairs": "p"}}, **OPTIONS_OF_TASKS[key]}
+    if key in TASKS[task].supports:
+        recipe_of(task, **sections)
+        return
+    name = key.replace("data.", "data.train.") if key in ("data.to", "data.tag") else key
+    with pytest.raises(RegardError, match=rf"{name.split('.')[-1]}.* needs task: .*, not {task}"):
+        recipe_of(task, **sections)
+
+
+def test_a_new_task_supports_what_it_states() -> None:
+    """No name of a task is compared anywhere: the options follow from the registration."""
+    kind = replace(TASKS["translation"], supports=("training.augment",))
+    TASKS.register("paraphrasing", summary="other words for a text")(kind)
+    try:
+        recipe_of("paraphrasing", training={"augment": {"title": 0.1}})
+        with pytest.raises(RegardError, match="packed needs task: translation, not paraphrasing"):
+            recipe_of("paraphrasing", training={"batching": "packed"})
+    finally:
+        del TASKS.choices["paraphrasing"]
 
 
 def test_every_task_is_complete() -> None:

@@ -46,9 +46,9 @@ export function behaviourOf(site, keys, matrix) {
  */
 function patternsOf(site, keys, queries) {
   const end = keys.findIndex((token) => token.text === "</s>" && token.special);
-  const marks = keys.flatMap((token, i) => (!token.special && PUNCTUATION.test(token.text) ? [i] : []));
+  const punctuation = keys.flatMap((token, i) => (!token.special && PUNCTUATION.test(token.text) ? [i] : []));
   const anywhere = [
-    { name: "the end of the sentence", keysOf: () => [end] }, { name: "punctuation", keysOf: () => marks },
+    { name: "the end of the sentence", keysOf: () => [end] }, { name: "punctuation", keysOf: () => punctuation },
   ];
   if (site === "cross_attention") {
     const slope = (keys.length - 1) / Math.max(1, queries - 1);

@@ -111,8 +111,9 @@ function requestFor(trace, state) {
   if (mute.length) request.mute = mute;
   // Options that are not changed here are those of the form.
   const [beamOrForm, penaltyOrForm] = [beam || state.get("beam"), lengthPenalty || state.get("length_penalty")];
-  if (beamOrForm && !Number(temperature)) request.beam = Number(beamOrForm); // sampling has no beam
-  if (penaltyOrForm) request.length_penalty = Number(penaltyOrForm);
+  const samples = Number(temperature) > 0; // sampling has no beam and no length penalty
+  if (beamOrForm && !samples) request.beam = Number(beamOrForm);
+  if (penaltyOrForm && !samples) request.length_penalty = Number(penaltyOrForm);
   if (temperature) request.temperature = Number(temperature);
   if (temperature && seed) request.seed = Number(seed);
   return request;
@@ -251,7 +252,9 @@ function decodingCard({ trace, state }) {
         + "beam; a higher temperature gives more varied results."), ...fields.map((one) => one.element)),
     update: () => {
       for (const one of fields) if (one.box !== document.activeElement) one.box.value = state.get(one.name);
-      fields[3].box.disabled = !Number(state.get("temperature"));
+      const samples = Number(state.get("temperature")) > 0;
+      fields[0].box.disabled = fields[1].box.disabled = samples;
+      fields[3].box.disabled = !samples;
     },
   };
 }
