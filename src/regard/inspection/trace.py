@@ -139,7 +139,7 @@ class Trace:
     occlusion: Occlusion | None = None
     """None if the text is too long for it, given the model's size"""
     history: dict[str, Any] | None = None
-    """how the model was trained (``history.py``), if requested"""
+    """how the model was trained (``training_history.py``), if requested"""
     lenses: Lenses | None = None
     """what would be said at each depth, and why (``page_data.py``), if requested"""
     head_table: HeadTable | None = None

@@ -5,7 +5,7 @@ runs them: ``inspection/web/model``. This module writes the data that this code 
 weights as bytes. ``weights.js`` describes the bytes.
 
 Weights are stored as integers, with as many bits as fit into a file of ``MAX_BYTES``, between ``MIN_BITS`` and
-``MAX_BITS`` on average. ``rounding.py`` decides which matrix gets how many. The browser computes in float32, so
+``MAX_BITS`` on average. ``weight_rounding.py`` decides which matrix gets how many. The browser computes in float32, so
 rounding the weights is the only loss; the export measures it.
 """
 
@@ -24,13 +24,19 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.head_ablation import HeadTable
-from regard.inspection.history import training_history
 from regard.inspection.html_page import deflate, model_page
 from regard.inspection.page_data import model_info
+from regard.inspection.training_history import training_history
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
-from regard.interop.rounding import Floats, Integers, RoundingCalibration, calibrate, limit_step
 from regard.interop.verification import SampleBatch, sample_batch
+from regard.interop.weight_rounding import (
+    Floats,
+    Integers,
+    RoundingCalibration,
+    calibrate,
+    limit_step,
+)
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer

@@ -34,7 +34,6 @@ from regard.inspection.head_ablation import (
     HeadTable,
     all_heads,
 )
-from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.page_data import depth_lenses, model_info, validation_sample
 from regard.inspection.patching import patch
@@ -46,6 +45,7 @@ from regard.inspection.teacher_forcing import (
     force_ids,
 )
 from regard.inspection.trace import Trace, trace
+from regard.inspection.training_history import PastCheckpoints, curves, training_history
 from regard.nn.network import copy_weights
 from regard.server.batching import Batcher
 from regard.server.models import LoadedModel, ModelEntry

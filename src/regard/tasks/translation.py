@@ -718,8 +718,8 @@ class Translator(SequenceGenerator):
     # Inspection
 
     def trace(self, text: str, **options: Any) -> Trace:
-        """A trace of the translation of one text; options: see ``inspection.history.trace_with_history``."""
-        from regard.inspection.history import trace_with_history
+        """A trace of the translation of one text; options: see ``inspection.training_history.trace_with_history``."""
+        from regard.inspection.training_history import trace_with_history
 
         if len(self.runs) > 1:
             raise RegardError("trace: not supported for an ensemble; load one of its runs")
