@@ -71,8 +71,8 @@ class TranslationMemory:
 
     def best(self, text: str, threshold: float) -> Match | None:
         """The most similar entry, if its score is at least ``threshold``."""
-        if found := self.exact(text):
-            return found
+        if match := self.exact(text):
+            return match
         words = _words(text)
         # An entry above the threshold shares most words with the text, so it has one of the rarest of them.
         rarest = sorted(set(words), key=lambda word: len(self._rows.get(word, ())))

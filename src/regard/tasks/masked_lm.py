@@ -99,14 +99,14 @@ class MaskedLM(Model):
         parts = [part.strip() for part in text.split(GAP)]
         if len(parts) == 1:
             raise RegardError(f"no {GAP} in {text!r}: write it in place of each missing token")
-        first, *rest = self.tokenizer.source.encode(parts)
-        row = [*first, *(i for ids in rest for i in (MASK, *ids)), EOS]
-        gaps = [place for place, i in enumerate(row) if i == MASK]
+        first, *others = self.tokenizer.source.encode(parts)
+        row = [*first, *(i for ids in others for i in (MASK, *ids)), EOS]
+        gaps = [position for position, i in enumerate(row) if i == MASK]
         with autocast(self.precision, self.device):
             logits = self.network(pad_rows([row], self.device))[0, gaps, len(SPECIAL_TOKENS) :]
         best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
         return [
-            [MaskFilling(*one) for one in zip(self._names(ids), values, strict=True)]
+            [MaskFilling(*filling) for filling in zip(self._names(ids), values, strict=True)]
             for ids, values in zip(
                 (best.indices + len(SPECIAL_TOKENS)).tolist(), best.values.tolist(), strict=True
             )
@@ -122,27 +122,27 @@ class MaskedLM(Model):
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Hide words of each text, always the same ones, and see how well they are guessed."""
-        longest = self.recipe.data.clean.max_tokens
+        max_tokens = self.recipe.data.clean.max_tokens
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
-        rows = [ids[at : at + longest] for ids in texts for at in range(0, len(ids), longest)]
+        rows = [ids[at : at + max_tokens] for ids in texts for at in range(0, len(ids), max_tokens)]
         if not rows:
             raise RegardError("nothing to score: there are no texts")
         counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
-        tried = [self._hiding(ids, number) for number, ids in enumerate(rows)]
-        for part in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):
+        masked_rows = [self._hiding(ids, number) for number, ids in enumerate(rows)]
+        for batch in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):
             shown, hidden = (
                 pad_rows(side, self.device)
-                for side in zip(*(tried[row] for row in part), strict=True)
+                for side in zip(*(masked_rows[row] for row in batch), strict=True)
             )
             with autocast(self.precision, self.device):
-                counts[part] = _count(self.network, shown, hidden).cpu().numpy()
-        kinds = {
+                counts[batch] = _count(self.network, shown, hidden).cpu().numpy()
+        results = {
             "accuracy": ACCURACY.score_counts(counts[:, [0, 2]], not quick, details="words:15%"),
             "perplexity": TOKEN_PERPLEXITY.score_counts(
                 counts[:, [1, 2]], not quick, details="words:15%"
             ),
         }
-        return [kinds[measure] for measure in self.recipe.evaluation.metrics]
+        return [results[metric] for metric in self.recipe.evaluation.metrics]
 
     def _hiding(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
         """What is shown of a text, and what is hidden; its number alone decides, not the texts beside it."""
@@ -157,11 +157,11 @@ def _count(
     network: EncoderForMaskedLM, shown: Int[Tensor, "B S"], hidden: Int[Tensor, "B S"]
 ) -> Float[Tensor, "B 3"]:
     """For each row: how many are guessed right, the negative log-probability of all, how many there are."""
-    row, place = (hidden != PAD).nonzero(as_tuple=True)
-    wanted = hidden[row, place]
-    logits = F.linear(network.states(shown)[row, place], network.projection.weight).float()
-    each = -logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
-    counts = torch.stack([logits.argmax(-1) == wanted, each, torch.ones_like(each)], dim=1)
+    row, position = (hidden != PAD).nonzero(as_tuple=True)
+    labels = hidden[row, position]
+    logits = F.linear(network.states(shown)[row, position], network.projection.weight).float()
+    nll = -logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+    counts = torch.stack([logits.argmax(-1) == labels, nll, torch.ones_like(nll)], dim=1)
     return counts.new_zeros(len(hidden), 3).index_add(0, row, counts).double()
 
 
