@@ -112,12 +112,12 @@ def make_slots(jobs: int | None, device: Device) -> Slots:
     """The number of trainings at a time: as given, or what the device takes."""
     if jobs is not None:
         return FixedSlots(jobs)
-    place = choose_device(device)
-    if place.type == "cpu":
+    torch_device = choose_device(device)
+    if torch_device.type == "cpu":
         return FixedSlots(available_cores())
     import torch
 
-    return MemorySlots(lambda: int(torch.cuda.mem_get_info(place)[0]), available_cores())
+    return MemorySlots(lambda: int(torch.cuda.mem_get_info(torch_device)[0]), available_cores())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ def finished(out: Path, job: TrainingJob) -> dict[str, Any] | None:
     """The scores of a training for all variants of the job; None if there are none yet, or a variant is missing."""
     file = run_folder(out, job) / SCORES
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         return None
-    if "diverged" in found or {*job.variants} <= found.get("scores", {}).keys():
-        return found
+    if "diverged" in stored or {*job.variants} <= stored.get("scores", {}).keys():
+        return stored
     return None
 
 
@@ -314,13 +314,13 @@ def score(
     start = time.monotonic()
     if recipe.text_only:
         results = model.evaluate(pairs)
-        return {"score": fmean(one.value for one in results), "outputs": None}
+        return {"score": fmean(result.value for result in results), "outputs": None}
     lines = model.predict_pairs(pairs)
     seconds = time.monotonic() - start
     write_text(outputs, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
     results = model.score_outputs(lines, pairs)
     return {
-        "score": fmean(one.value for one in results),
+        "score": fmean(result.value for result in results),
         "outputs": outputs.name,
         "decoding_seconds": round(seconds, 2),
     }

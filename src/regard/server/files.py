@@ -102,8 +102,8 @@ class Upload(NamedTuple):
 
     def task(self, source: str) -> DocumentTask:
         """What is to be read. source: its language; empty if it is not known."""
-        given = self.request.columns
-        columns = tuple(name.strip() for name in given.split(",")) if given else ()
+        columns_field = self.request.columns
+        columns = tuple(name.strip() for name in columns_field.split(",")) if columns_field else ()
         options = DocumentOptions(source, self.request.target, columns, MAX_ARCHIVE_BYTES)
         return DocumentTask(f"file{self.suffix}", self.content, options)
 
@@ -149,13 +149,13 @@ async def read_upload(request: Request, settings: Settings) -> Upload:
 
 def _suffix(name: str) -> str:
     """The suffix of a file name that tells its format."""
-    found = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
-    if not found:
+    suffixes = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    if not suffixes:
         raise RequestRefused(
             400,
             f"file: unknown format; its name must end in one of {', '.join(SUFFIXES)}, to know its format",
         )
-    return max(found, key=len)
+    return max(suffixes, key=len)
 
 
 async def perform(task: DocumentTask, seconds: int) -> tuple[dict[str, Any], bytes]:

@@ -81,9 +81,9 @@ class Metrics:
         """All metrics in the text format of Prometheus; of all processes, if they share them."""
         if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             return generate_latest(self.registry)
-        every = CollectorRegistry()
-        MultiProcessCollector(every)
-        return generate_latest(every)
+        merged = CollectorRegistry()
+        MultiProcessCollector(merged)
+        return generate_latest(merged)
 
 
 class ModelMetrics(NamedTuple):

@@ -212,8 +212,8 @@ class ModelPool:
         for entry in self.entries:
             if name in (None, entry.name):
                 return entry
-        known = ", ".join(entry.name for entry in self.entries)
-        raise RequestRefused(400, f"model {str(name)[:100]!r}: this server has {known}")
+        names = ", ".join(entry.name for entry in self.entries)
+        raise RequestRefused(400, f"model {str(name)[:100]!r}: this server has {names}")
 
     def route(self, source: str, target: str, model: str | None = None) -> Route | None:
         """The first model for a pair of languages, or the given one; else two models with a pivot between them."""
@@ -229,7 +229,7 @@ class ModelPool:
         return None
 
     def _first(self, source: str, target: str) -> ModelEntry | None:
-        return next((one for one in self.entries if (source, target) in one.pairs), None)
+        return next((entry for entry in self.entries if (source, target) in entry.pairs), None)
 
     # Loading
 
@@ -241,8 +241,8 @@ class ModelPool:
         """
         if not admitted:
             self.check_open()
-        wanted = tuple(dict.fromkeys(entries))
-        held = self._hold(wanted) or await self._load(wanted)
+        distinct = tuple(dict.fromkeys(entries))
+        held = self._hold(distinct) or await self._load(distinct)
         try:
             yield held
         finally:
@@ -313,7 +313,7 @@ class ModelPool:
         """
         limit = self.settings.memory
         while limit and self.loaded_bytes + size > limit:
-            entry = next((one for one in self._recent if one not in kept), None)
+            entry = next((candidate for candidate in self._recent if candidate not in kept), None)
             if entry is None:
                 return
             del self._recent[entry]
@@ -466,8 +466,8 @@ def check_memory(
             direct.setdefault(pair, entry)
     routed = set(direct)
     for pivot in pivots:  # the first one that connects two languages is used
-        into = [(source, one) for (source, target), one in direct.items() if target == pivot]
-        out_of = [(target, one) for (source, target), one in direct.items() if source == pivot]
+        into = [(source, entry) for (source, target), entry in direct.items() if target == pivot]
+        out_of = [(target, entry) for (source, target), entry in direct.items() if source == pivot]
         for (source, first), (target, second) in product(into, out_of):
             if source == target or (source, target) in routed:
                 continue

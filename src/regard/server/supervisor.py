@@ -318,7 +318,9 @@ class Supervisor:
         if self._retry_at is not None and time.monotonic() < self._retry_at:
             return
         self._retry_at = None
-        present = [one for one in self._workers.values() if one.generation == self._generation]
+        present = [
+            worker for worker in self._workers.values() if worker.generation == self._generation
+        ]
         for _ in range(self._count - len(present)):
             self._start()
 
@@ -373,12 +375,14 @@ class Supervisor:
         os.close(worker.pipe)
         if not worker.ready or self._stopping:
             return
-        present = [one for one in self._workers.values() if one.generation == self._generation]
-        if len(present) < self._count or not all(one.ready for one in present):
+        present = [
+            other for other in self._workers.values() if other.generation == self._generation
+        ]
+        if len(present) < self._count or not all(other.ready for other in present):
             return
-        for one in self._workers.values():
-            if one.generation < self._generation:
-                _send(one.pid, signal.SIGTERM)
+        for other in self._workers.values():
+            if other.generation < self._generation:
+                _send(other.pid, signal.SIGTERM)
         if not self._greeted:
             self._greeted = True
             self._greet()
@@ -399,9 +403,9 @@ class Supervisor:
         """Replace all workers. If they are being replaced already, only the newest ones stay."""
         if not self._greeted or self._stopping:
             return
-        for one in self._workers.values():
-            if not one.ready:
-                _send(one.pid, signal.SIGKILL)
+        for worker in self._workers.values():
+            if not worker.ready:
+                _send(worker.pid, signal.SIGKILL)
         self._generation += 1
         self._retry_at, self._retry_seconds = None, RESTART_SECONDS
 
@@ -416,8 +420,8 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         self._stopping = True
         self._close_port()
-        for one in self._workers.values():
-            _send(one.pid, number if one.ready else signal.SIGKILL)
+        for worker in self._workers.values():
+            _send(worker.pid, number if worker.ready else signal.SIGKILL)
 
     def _reap(self) -> None:
         """Forget workers that have ended."""
