@@ -354,7 +354,7 @@ def table(known: Mapping[str, Any]) -> str:
     note = (
         f"The standard deviation between seeds is {bleu:.2f} BLEU and {pronouns:.0f} pronouns "
         f"({freedom} degrees of freedom, pooled over all rows with several seeds), so the smallest "
-        f"significant difference of one training from the recipe is {smallest:.1f} BLEU."
+        f"significant difference of one training run from the recipe is {smallest:.1f} BLEU."
     )
     return "\n".join([*lines, "", note, ""])
 

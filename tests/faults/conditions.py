@@ -257,8 +257,8 @@ def clock(data: Path, work: Path) -> int:
     return 1
 
 
-@fault("two trainings in one folder", "the second: status 2, one line; the first is not disturbed")
-def two_trainings(data: Path, work: Path) -> int:
+@fault("two training runs in one folder", "the second: status 2, one line; the first is not disturbed")
+def two_training_runs(data: Path, work: Path) -> int:
     expected, _ = unbroken(TRAIN, data, work)
     folder = fresh_copy(data, work / "twice")
     first = start(TRAIN.arguments(folder), folder)

@@ -1,10 +1,10 @@
 """``regard lab``: runs the experiments of claims, and computes their verdicts from the numbers.
 
-All claims share the trainings of one folder: the recipe of the lab itself is trained once per seed for all of them.
-Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. The noise is
-estimated from all trainings of the lab together (``results.block_deviation``), in the logarithm of the loss, because
-seeds change a loss by a factor. A verdict is *confirmed* if the 95% interval of the difference lies on the side that
-the claim says, *contradicted* if it lies on the other side, and *not at this size* if it does not tell.
+All claims share the training runs of one folder: the recipe of the lab itself is trained once per seed for all of them.
+Training runs with the same seed see the same batches in the same order, so variants are compared seed by seed. The
+noise is estimated from all training runs of the lab together (``results.block_deviation``), in the logarithm of the
+loss, because seeds change a loss by a factor. A verdict is *confirmed* if the 95% interval of the difference lies on
+the side that the claim says, *contradicted* if it lies on the other side, and *not at this size* if it does not tell.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEEDS = 3
 VOCABULARY = 500
 """tokens of the lab's tokenizer"""
 DIVERGED: dict[Measure, float] = {"loss": math.log(VOCABULARY), "BLEU": 0.0}
-"""what a training that diverged counts as: the loss of a model that knows nothing"""
+"""what a training run that diverged counts as: the loss of a model that knows nothing"""
 SHARE = 80
 """fewer than one in this many sentences of the grammar would be too few for the corpus of the lab"""
 FEW = 500
@@ -104,7 +104,7 @@ SIZES = {
 def write_lab_corpus(folder: Path, size: LabSize) -> None:
     """Write the sentences of the built-in grammar that consist of its most frequent words.
 
-    A model learns this part of the grammar within seconds, so seeds differ little. ``few`` has the first training
+    A model learns this part of the grammar within seconds, so seeds differ little. ``few`` has the first training run
     pairs. test.de is written last, so its existence means that all files are complete.
     """
     sample = generate("train", 20_000)
@@ -292,7 +292,7 @@ def score_figures(
 
 
 def lab_design(claims: Sequence[Claim], out: Path, device: str, seeds: int) -> Design:
-    """One design for all claims, so that they share trainings. The first variant is the recipe of the lab."""
+    """One design for all claims, so that they share training runs. The first variant is the recipe of the lab."""
     names = dict.fromkeys(tuple(changes) for claim in claims for changes in claim.variants.values())
     variants = [Variant(variant_name(changes), changes) for changes in ((), *names) if changes]
     changes = (
@@ -368,7 +368,7 @@ def judge_experiment(
     known: Collection[str],
     command: str = "",
 ) -> Evidence | None:
-    """The evidence of a claim from the results of the lab's experiment; None if trainings are missing.
+    """The evidence of a claim from the results of the lab's experiment; None if training runs are missing.
 
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
     command: what was run.
@@ -412,7 +412,7 @@ def seed_noise(content: Mapping[str, Any], seeds: int) -> tuple[float, int]:
         tuple(by_seed[seed] for seed in sorted(by_seed))
         for by_seed in logs.values()
         if len(by_seed) >= seeds
-    }  # a set, because variants that share a training count once
+    }  # a set, because variants that share a training run count once
     return block_deviation([*complete])
 
 
@@ -593,7 +593,7 @@ def transformer_or_lstm(claim: Claim, benchmarks: Path) -> Evidence:
     difference = _independent_difference(ours, theirs)
     expectation = Expectation("Transformer", "better than", "LSTM", "BLEU")
     return _measured(
-        "multi30k English to German, test 2016; 13 M weights each; one training each on an H200; intervals over "
+        "multi30k English to German, test 2016; 13 M weights each; one training run each on an H200; intervals over "
         "sentences only",
         "python benchmarks/baselines.py --part scores --runs runs",
         [judge(expectation, difference)],

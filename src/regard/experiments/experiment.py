@@ -90,7 +90,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Design:
-    """Everything that determines the trainings of an experiment. The first variant is the baseline."""
+    """Everything that determines the training runs of an experiment. The first variant is the baseline."""
 
     base: str
     """a recipe file, or the name of a bundled recipe"""
@@ -103,7 +103,7 @@ class Design:
     """what is scored: valid or test"""
 
     def recipe(self, variant: Variant, seed: int) -> Recipe:
-        """The recipe of one training. The test data are removed if they are not scored."""
+        """The recipe of one training run. The test data are removed if they are not scored."""
         test = [] if self.split == "test" else ["data.test=null"]
         changes = [*self.changes, *variant.changes, f"training.seed={seed}", *test]
         return load_recipe(self.base, changes)
@@ -292,7 +292,7 @@ def _raise(problems: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Trainings
+# Training runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +310,7 @@ class TrainingJob:
 
 
 def training_jobs(design: Design) -> list[TrainingJob]:
-    """All trainings. Every variant with one seed comes before the next seed, so that partial tables have all rows."""
+    """All training runs, seed by seed: each seed trains every variant, so that partial tables have all rows."""
     decoding = design.recipe(design.baseline, design.seeds[0]).decoding
     fingerprints: dict[str, str] = {}
     jobs = []
@@ -382,8 +382,8 @@ def run_experiment(
 
     That is ``failures``, messages by the name of the run, and ``interrupted``, whether a signal ended it.
 
-    It ends after ``minutes``, or on Ctrl-C: trainings are saved, and the same call resumes them. jobs: trainings at a
-    time; None: as many as the device takes. report: gets lines of progress.
+    It ends after ``minutes``, or on Ctrl-C: training runs are saved, and the same call resumes them. jobs: training
+    runs at a time; None: as many as the device takes. report: gets lines of progress.
     """
     deadline = time.monotonic() + (FOREVER if minutes is None else 60 * minutes)
     with _locked(out):
@@ -416,7 +416,7 @@ def run_experiment(
 
 
 def check_failures(content: Mapping[str, Any]) -> None:
-    """Raise if a training failed for another reason than divergence."""
+    """Raise if a training run failed for another reason than divergence."""
     if failures := content["failures"]:
         listing = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
         raise RegardError(f"{len(failures)} training runs failed: {listing}")
@@ -437,7 +437,7 @@ def _write(
 
 
 class _Progress:
-    """Prints a line for each finished training, with the time left."""
+    """Prints a line for each finished training run, with the time left."""
 
     def __init__(self, total: int, waiting: int, report: Callable[[str], None]) -> None:
         self.total, self.left, self.report = total, waiting, report

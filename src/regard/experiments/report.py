@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from regard.experiments.results import Estimate, estimate_of, number_of_trainings
+from regard.experiments.results import Estimate, estimate_of, number_of_runs
 from regard.storage.atomic_files import write_text
 
 REPORT = "report.html"
@@ -98,7 +98,7 @@ def verdicts(content: Content) -> list[str]:
 
 def notes(content: Content) -> list[str]:
     """What a reader of the table needs to know."""
-    done, planned = number_of_trainings(content)
+    done, planned = number_of_runs(content)
     metric, summary = content["metric"]["name"], content["summary"]
     where = ", ".join(
         dict.fromkeys(
@@ -239,15 +239,15 @@ def html_report(content: Content, plots: Sequence[str]) -> str:
 <h2>Variants</h2>
 <div class="scroll">{_html_table(table_of(content))}</div>
 {remarks}
-<h2>Trainings</h2>
-<div class="scroll">{_html_table(_trainings(content))}</div>
+<h2>Training runs</h2>
+<div class="scroll">{_html_table(_run_rows(content))}</div>
 </main>
 </body>
 </html>
 """
 
 
-def _trainings(content: Content) -> list[list[str]]:
+def _run_rows(content: Content) -> list[list[str]]:
     head = ["variant", "seed", content["metric"]["name"], "loss", "steps", "seconds", "run folder"]
     rows = []
     for run in content["trainings"]:

@@ -1,6 +1,6 @@
-"""The results of an experiment: scores of all trainings, means over seeds, differences, effects and verdicts.
+"""The results of an experiment: scores of all training runs, means over seeds, differences, effects and verdicts.
 
-``results.json`` has the design, the trainings and the summary, so it can be read without the run folders.
+``results.json`` has the design, the training runs and the summary, so it can be read without the run folders.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One training, scored with the decoding options of one variant."""
+    """One training run, scored with the decoding options of one variant."""
 
     variant: str
     seed: int
@@ -198,7 +198,7 @@ class EffectSummary:
 
 @dataclass(frozen=True)
 class ExperimentSummary:
-    """All that is computed from the trainings."""
+    """All that is computed from the training runs."""
 
     variants: list[VariantSummary]
     effects: list[EffectSummary]
@@ -211,7 +211,7 @@ class ExperimentSummary:
 def collect(
     jobs: Sequence[TrainingJob], scores_by_job: Mapping[str, Mapping[str, Any]]
 ) -> list[TrainingResult]:
-    """The results of finished trainings. ``found`` has the contents of scores.json by the name of the job."""
+    """The results of finished training runs. scores_by_job: the contents of scores.json by the name of the job."""
     results = []
     for job in jobs:
         if job.name not in scores_by_job:
@@ -258,7 +258,7 @@ def _values(results: Sequence[TrainingResult]) -> list[float]:
 def _difference(
     ours: Sequence[TrainingResult], theirs: Sequence[TrainingResult], weight: float = 1.0
 ) -> list[tuple[float, Sequence[float]]]:
-    """The groups of a contrast. Variants that share their trainings are compared seed by seed."""
+    """The groups of a contrast. Variants that share their training runs are compared seed by seed."""
     by_run = {result.run: result for result in theirs}
     shared = [(result, by_run[result.run]) for result in ours if result.run in by_run]
     if shared:
@@ -496,6 +496,6 @@ def estimate_of(values: Mapping[str, Any] | None) -> Estimate | None:
     return None if values is None else Estimate(**values)
 
 
-def number_of_trainings(content: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of finished trainings, and of all that are planned; several variants can share a training."""
+def number_of_runs(content: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of finished training runs, and of all that are planned; several variants can share one."""
     return len({run["run"] for run in content["trainings"]}), content["planned_trainings"]
