@@ -192,13 +192,18 @@ def compare_pattern(pattern: str, device: torch.device) -> str:
     results, expected = list[Tensor](), list[Tensor]()
     for causal in (False, True):
         vectors = [heads(2, 150, 32, device) for _ in range(3)]
-        exact = [vector.detach().double().requires_grad_() for vector in vectors]
+        exact_vectors = [vector.detach().double().requires_grad_() for vector in vectors]
         mask = AttentionMask(non_pad, causal)
         fast = layer(attention, vectors[0], KeyValue(*vectors[1:]), mask)
-        right = layer.attention_with_weights(attention, exact[0], KeyValue(*exact[1:]), mask)
+        expected_output = layer.attention_with_weights(
+            attention, exact_vectors[0], KeyValue(*exact_vectors[1:]), mask
+        )
         gradient = torch.randn_like(fast) * non_pad[:, None, :, None]
         results += [fast, *torch.autograd.grad(fast, vectors, gradient)]
-        expected += [right.output, *torch.autograd.grad(right.output, exact, gradient.double())]
+        expected += [
+            expected_output.output,
+            *torch.autograd.grad(expected_output.output, exact_vectors, gradient.double()),
+        ]
     padding = ~non_pad[:, None, :, None]  # what a padding position computes is never used
     results, expected = (
         [tensor.masked_fill(padding, 0.0) for tensor in side] for side in (results, expected)
@@ -234,13 +239,18 @@ def packed_attention(device: torch.device) -> str:
     vectors = [heads(2, tokens, width, device) for width in (32, 32, 16)]
     seed = torch.tensor([7], dtype=torch.int32, device=device)
     output, _ = packed_attention_kernel(*vectors, *spans, seed, 0.2, 0.0)
-    query, key, value = exact = [vector.detach().double().requires_grad_() for vector in vectors]
+    query, key, value = exact_vectors = [
+        vector.detach().double().requires_grad_() for vector in vectors
+    ]
     allowed = (start[:, None] == start)[None, None]
     scores = (query @ key.mT * 0.2).masked_fill(~allowed, -torch.inf)
-    right = scores.softmax(-1) @ value
+    expected_output = scores.softmax(-1) @ value
     gradient = torch.randn_like(output)
     results = [output, *torch.autograd.grad(output, vectors, gradient)]
-    expected = [right, *torch.autograd.grad(right, exact, gradient.double())]
+    expected = [
+        expected_output,
+        *torch.autograd.grad(expected_output, exact_vectors, gradient.double()),
+    ]
     details = require_close(results, expected, limit=2e-5)
     ones = torch.ones_like(vectors[2]).requires_grad_()
     dropped, _ = packed_attention_kernel(*vectors[:2], ones, *spans, seed, 0.2, 0.3)
@@ -277,10 +287,12 @@ def layer_norm_kernel(device: torch.device) -> str:
     gradient = torch.randn(2, 333, 512, device=device).bfloat16()
     normed = torch.compile(layer_norm, fullgraph=True)(x, gain, bias, 1e-5)
     results = torch.autograd.grad(normed, (x, gain, bias), gradient)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (x, gain, bias)]
-    right = F.layer_norm(exact[0], (512,), exact[1], exact[2], 1e-5)
-    expected = torch.autograd.grad(right, exact, gradient.double())
-    require_close([normed], [right], limit=0.01)  # bfloat16
+    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in (x, gain, bias)]
+    expected_output = F.layer_norm(
+        exact_tensors[0], (512,), exact_tensors[1], exact_tensors[2], 1e-5
+    )
+    expected = torch.autograd.grad(expected_output, exact_tensors, gradient.double())
+    require_close([normed], [expected_output], limit=0.01)  # bfloat16
     return require_close([*results], [*expected], limit=1e-3)
 
 

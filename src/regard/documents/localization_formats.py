@@ -351,7 +351,7 @@ class BilingualXml(XmlFormat):
         return self.tokens[node.first + 1 : node.last] if node.last > node.first else []
 
     def is_blank(self, node: XmlNode) -> bool:
-        """Whether an element has no content; segments (mrk) without a text are none."""
+        """Whether an element has no content; segments (mrk) without a text do not count as content."""
         parts = [token for token in self.content(node) if token.name.rpartition(":")[2] != "mrk"]
         return not any(
             cdata_content(token).strip() if token.raw.startswith(CDATA) else token.raw.strip()
@@ -419,18 +419,18 @@ class XliffDocument(BilingualXml):
             if tag in language:
                 self._name_language(node, language[tag])
             elif xml_attribute(node.token.attributes, "translate") != "no":
-                kept = everywhere or preserve in node.token.attributes
+                keep_space = everywhere or preserve in node.token.attributes
                 units = [node]
                 if tag == "unit":
                     units = [child for name, child in self.children(node) if name == "segment"]
                 for unit in units:
-                    self._fill_unit(unit, kept)
+                    self._fill_unit(unit, keep_space)
 
     def _name_language(self, node: XmlNode, attribute: str) -> None:
         """State the target language if the file does not."""
         source = {"target-language": "source-language", "trgLang": "srcLang"}[attribute]
-        stated = [xml_attribute(node.token.attributes, name) for name in (source, attribute)]
-        if stated[0] and not stated[1] and self.options.target:
+        languages = [xml_attribute(node.token.attributes, name) for name in (source, attribute)]
+        if languages[0] and not languages[1] and self.options.target:
             self.add_until(node.first)
             self.template.add(with_attribute(node.token.raw, attribute, self.options.target))
             self.done += 1
@@ -494,8 +494,8 @@ class TmxDocument(BilingualXml):
     def _languages(self, variants: Sequence[XmlNode]) -> tuple[str, str]:
         languages = list(dict.fromkeys(map(_language, variants)))
         headers = [xml_attribute(node.token.attributes, "srclang") for node in self.nodes("header")]
-        stated = next((code for code in headers if code and code != "*all*"), "")
-        source = self.options.source or stated
+        source_language = next((code for code in headers if code and code != "*all*"), "")
+        source = self.options.source or source_language
         others = [code for code in languages if source and not is_language(code, source)]
         target = self.options.target or (others[0] if len(others) == 1 else "")
         if not source or not target:

@@ -341,8 +341,10 @@ class PlainRun(NamedTuple):
     @classmethod
     def of(cls, run: Sequence[Inline]) -> PlainRun:
         literal = "".join(token.text for token in run if token.kind is InlineKind.TEXT)
-        taken = set(_PLACEHOLDER.findall(literal))
-        placeholders = (name for name in map("{{{}}}".format, count(1)) if name not in taken)
+        literal_placeholders = set(_PLACEHOLDER.findall(literal))
+        placeholders = (
+            name for name in map("{{{}}}".format, count(1)) if name not in literal_placeholders
+        )
         texts: list[str] = []
         spans: list[Span] = []
         tags: list[InlineTag] = []

@@ -219,6 +219,7 @@ class RunReader:
                 return end - 1
         return at + 1
 
+    # -----------------------------------------------------------------------------------------
     # Stretches
 
     def _movable(self, at: int) -> tuple[int, Run] | None:

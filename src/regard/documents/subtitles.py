@@ -117,12 +117,12 @@ def _broken(line: str, line_length: int) -> list[str]:
     count = math.ceil((sum(lengths) - 1) / line_length)
     if count < 2:
         return [line]
-    target, lines, used = sum(lengths) / count, [""], 0.0
+    target, lines, total_length = sum(lengths) / count, [""], 0.0
     for word, length in zip(words, lengths, strict=True):
-        if lines[-1] and used + length / 2 > target * len(lines) and len(lines) < count:
+        if lines[-1] and total_length + length / 2 > target * len(lines) and len(lines) < count:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + word
-        used += length
+        total_length += length
     return lines
 
 

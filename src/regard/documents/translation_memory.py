@@ -79,9 +79,9 @@ class TranslationMemory:
         found_rows: Counter[int] = Counter()
         for word in rarest[: len(rarest) - int(threshold * len(rarest)) + 1]:
             found_rows.update(self._rows.get(word, ()))
-        likely = [row for row, _ in found_rows.most_common(MAX_CANDIDATES)]
-        likely.sort(key=lambda row: -len(set(words) & set(self._words[row])))
-        scored = ((similarity(words, self._words[row]), row) for row in likely[:CANDIDATES])
+        candidate_rows = [row for row, _ in found_rows.most_common(MAX_CANDIDATES)]
+        candidate_rows.sort(key=lambda row: -len(set(words) & set(self._words[row])))
+        scored = ((similarity(words, self._words[row]), row) for row in candidate_rows[:CANDIDATES])
         score, row = max(scored, default=(0.0, -1))
         if row < 0 or score < threshold:
             return None

@@ -1,4 +1,4 @@
-"""Reads or writes one document in a process of its own: ``python -m regard.documents.worker SECONDS``.
+"""Reads or writes one document in its own process: ``python -m regard.documents.worker SECONDS``.
 
 Documents of clients are not trusted: a small file can be made so that reading it takes minutes or gigabytes. The server
 therefore starts this process for each of them, with limits of CPU time and memory and with low priority, and can stop

@@ -104,7 +104,7 @@ SIZES = {
 def write_lab_corpus(folder: Path, size: LabSize) -> None:
     """Write the sentences of the built-in grammar that consist of its most frequent words.
 
-    A model learns this part of the grammar within seconds, so seeds differ little. ``few`` has the first training run
+    A model learns this part of the grammar within seconds, so seeds differ little. ``few`` has the first training
     pairs. test.de is written last, so its existence means that all files are complete.
     """
     sample = generate("train", 20_000)
@@ -117,11 +117,11 @@ def write_lab_corpus(folder: Path, size: LabSize) -> None:
             for pair in generate(split, SHARE * number)
             if len(pair.source.split()) <= size.longest and {*_words(pair.source)} <= frequent_words
         )
-        kept = list(islice(simple, number))
-        assert len(kept) == number, (split, len(kept))
-        write_pairs(folder / split, kept)
+        pairs = list(islice(simple, number))
+        assert len(pairs) == number, (split, len(pairs))
+        write_pairs(folder / split, pairs)
         if split == "train":
-            write_pairs(folder / "few", kept[:FEW])
+            write_pairs(folder / "few", pairs[:FEW])
 
 
 def _words(text: str) -> list[str]:
@@ -227,12 +227,12 @@ def score_evidence(
                 f"{text}, against {expectation.baseline}", expected, verdict, difference
             )
         )
-    judged = dict.fromkeys(expectation.measure for expectation in expectations)
+    measures = dict.fromkeys(expectation.measure for expectation in expectations)
     stored = {
         measure: {label: list(values) for label, values in scores.items()}
         for measure, scores in groups.items()
     }
-    drawn = {label: list(points) for label, points in (curves or {}).items()}
+    curve_points = {label: list(points) for label, points in (curves or {}).items()}
     return Evidence(
         setting,
         command,
@@ -240,8 +240,8 @@ def score_evidence(
         [expectation.text for expectation in checked],
         stored,
         checked,
-        score_figures(title, {measure: stored[measure] for measure in judged}, drawn),
-        drawn,
+        score_figures(title, {measure: stored[measure] for measure in measures}, curve_points),
+        curve_points,
     )
 
 

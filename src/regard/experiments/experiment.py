@@ -155,21 +155,21 @@ def check_variants(design: Design) -> Design:
     invalid = {
         variant.name: text for variant in design.variants if (text := _invalid(design, variant))
     }
-    problems, kept, recipes = list(_explain(design, invalid)), [], dict[str, str]()
+    problems, variants, recipes = list(_explain(design, invalid)), [], dict[str, str]()
     for variant in design.variants:
         if variant.name in invalid:
             continue
         recipe = design.recipe(variant, design.seeds[0])
         same = recipes.setdefault(recipe.model_dump_json(), variant.name)
         if same == variant.name:
-            kept.append(variant)
+            variants.append(variant)
         elif same != THE_RECIPE:
             problems.append(f"{variant.name}: the same recipe as {same}")
         problems += _incomparable(variant, recipe)
-    if len(kept) < 2 and not problems:
+    if len(variants) < 2 and not problems:
         problems.append("no variant differs from the recipe")
     _raise(problems)
-    return replace(design, variants=tuple(kept))
+    return replace(design, variants=tuple(variants))
 
 
 def _invalid(design: Design, variant: Variant) -> str | None:
@@ -297,7 +297,7 @@ def _raise(problems: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """One training. Variants that differ only in decoding share it."""
+    """One training run. Variants that differ only in decoding share it."""
 
     name: str
     """name of the run folder"""

@@ -1,7 +1,7 @@
 """Runs the training runs of an experiment, as many at a time as fit on the device; they can be resumed.
 
 A training run is finished when its run folder has ``scores.json``. Nothing else is needed to resume: the same command
-starts what is missing, and each training run resumes from its own checkpoints. Each has a process of its own:
+starts what is missing, and each training run resumes from its own checkpoints. Each has its own process:
 
     python -m regard.experiments.jobs JOB.json
 
@@ -225,7 +225,7 @@ class Scheduler:
             return process.wait()
 
     def _failed(self, job: TrainingJob, reason: str) -> Iterator[TrainingJob]:
-        """Divergence is a result. A training run that did not fit beside others waits for a place of its own."""
+        """Divergence is a result. A training run that did not fit beside others waits until it can run alone."""
         if DIVERGED in reason:
             file = run_folder(self.out, job) / SCORES
             write_text(file, json.dumps({"diverged": reason.removeprefix("regard: ")}))
@@ -251,7 +251,7 @@ def _last_line(log: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# One training run, in a process of its own
+# One training run, in its own process
 
 
 LOCK_SECONDS = 120.0
@@ -272,7 +272,7 @@ def main(job_file: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """Wait until standard input is closed, which the parent does only by ending; then end like on a signal."""
+    """Wait until standard input is closed, which the parent does only by ending; then end as on a signal."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -219,7 +219,7 @@ def html_report(content: Content, plots: Sequence[str]) -> str:
     title = f"Experiment: {content['base']}"
     items = "".join(f"<li>{escape(line)}</li>" for line in verdicts(content))
     remarks = "".join(f"<p class='dim'>{escape(line)}</p>" for line in notes(content))
-    drawn = "".join(f"<figure>{plot}</figure>" for plot in plots)
+    figures_html = "".join(f"<figure>{plot}</figure>" for plot in plots)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -235,7 +235,7 @@ def html_report(content: Content, plots: Sequence[str]) -> str:
 <pre>{escape(content["command"])}</pre>
 <h2>Verdicts</h2>
 <ul>{items or "<li>No variant is scored yet.</li>"}</ul>
-{drawn}
+{figures_html}
 <h2>Variants</h2>
 <div class="scroll">{_html_table(table_of(content))}</div>
 {remarks}
@@ -349,9 +349,9 @@ def log_ticks(low: float, high: float) -> list[float]:
         return [float(exponent) for exponent in exponents]
     marks = [exponent + math.log10(factor) for exponent in exponents for factor in (1, 2, 5)]
     inner = [mark for mark in marks if low + 1e-9 < mark < high - 1e-9]
-    below = [mark for mark in marks if mark <= low + 1e-9]
-    above = [mark for mark in marks if mark >= high - 1e-9]
-    return list(dict.fromkeys([*below[-1:], *inner, *above[:1]]))
+    lower_marks = [mark for mark in marks if mark <= low + 1e-9]
+    upper_marks = [mark for mark in marks if mark >= high - 1e-9]
+    return list(dict.fromkeys([*lower_marks[-1:], *inner, *upper_marks[:1]]))
 
 
 def _number(value: float) -> str:

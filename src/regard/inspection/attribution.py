@@ -353,16 +353,16 @@ class _Difference:
     def _integrate(self, steps: int) -> Doubles:
         """The path integral by Gauss-Legendre quadrature."""
         nodes, weights = np.polynomial.legendre.leggauss(steps)
-        way = [e - n for e, n in zip(self.embeddings, self.neutral, strict=True)]
-        sums = [torch.zeros_like(embedding[0]) for embedding in way]
+        differences = [e - n for e, n in zip(self.embeddings, self.neutral, strict=True)]
+        sums = [torch.zeros_like(embedding[0]) for embedding in differences]
         for start in range(0, steps, ROWS):
-            like = partial(torch.tensor, dtype=way[0].dtype, device=way[0].device)
+            like = partial(torch.tensor, dtype=differences[0].dtype, device=differences[0].device)
             at = like((nodes[start : start + ROWS] + 1) / 2)[:, None, None]
             weight = like(weights[start : start + ROWS] / 2)[:, None, None]
-            points = [n + at * w for n, w in zip(self.neutral, way, strict=True)]
+            points = [n + at * w for n, w in zip(self.neutral, differences, strict=True)]
             for sum_, gradient in zip(sums, self.gradients(points), strict=True):
                 sum_ += (weight * gradient).sum(0)
-        return _concatenate([(s * w[0]).sum(-1) for s, w in zip(sums, way, strict=True)])
+        return _concatenate([(s * w[0]).sum(-1) for s, w in zip(sums, differences, strict=True)])
 
     @torch.no_grad()
     def occlusion(self, words: Sequence[Sequence[int]]) -> Doubles:
@@ -373,7 +373,7 @@ class _Difference:
             side, first = (0, 0) if word[0] < offset else (1, offset)
             positions = [position - first for position in word]
             points[side][row, positions] = self.neutral[side][0, positions]
-        without = torch.cat(
+        ablated = torch.cat(
             [
                 self.at(*(point[start : start + ROWS] for point in points))
                 for start in range(0, len(words), ROWS)
@@ -381,7 +381,7 @@ class _Difference:
             if words
             else [torch.zeros(0)]
         )
-        return self.value - without.double().cpu().numpy()
+        return self.value - ablated.double().cpu().numpy()
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Doubles:

@@ -213,15 +213,15 @@ class HeadTable:
 
     @property
     def ranked(self) -> list[HeadEffect]:
-        """The head whose loss costs the reference most probability first. Unlike BLEU, it changes with every head."""
+        """Effects on the log-probability of the reference, largest loss first; BLEU does not change with every head."""
         return sorted(self.effects, key=lambda effect: effect.log_probability.value)
 
     @property
     def title(self) -> str:
         scores = f"BLEU {self.bleu:.1f}"
         if self.correct:
-            right, tested = self.correct
-            scores += f" and {right} of {tested} {self.tested} correct"
+            correct, tested = self.correct
+            scores += f" and {correct} of {tested} {self.tested} correct"
         return f"Without each head: {self.sentences} sentences, {scores} with all"
 
     @property
@@ -316,22 +316,22 @@ class HeadAblation:
         """What is lost without this head."""
         place, baseline = Place(*head), self.whole
         with mean_ablated(self.model, {place: self.means[place]}):
-            without = self._measure()
+            ablated = self._measure()
         return HeadEffect(
             head,
             self.behaviours[head],
-            _change(without.bleu, baseline.bleu, bleu_of),
-            _change(without.log_probabilities, baseline.log_probabilities, _ratio),
+            _change(ablated.bleu, baseline.bleu, bleu_of),
+            _change(ablated.log_probabilities, baseline.log_probabilities, _ratio),
             None
-            if without.correct is None or baseline.correct is None
-            else _change(without.correct, baseline.correct, lambda sums: 100 * _ratio(sums)),
+            if ablated.correct is None or baseline.correct is None
+            else _change(ablated.correct, baseline.correct, lambda sums: 100 * _ratio(sums)),
         )
 
     def table(self, effects: list[HeadEffect]) -> HeadTable:
         correct = None
         if self.whole.correct is not None:
-            right, tested = map(int, self.whole.correct.sum(0))
-            correct = right, tested
+            correct_count, tested = map(int, self.whole.correct.sum(0))
+            correct = correct_count, tested
         bleu = bleu_of(self.whole.bleu.sum(0))
         return HeadTable(effects, bleu, len(self.sources), correct, self.tested)
 
@@ -369,10 +369,10 @@ def _measure(
         for nbest in model.generate(sources, plain=True, beam=1)
     ]
     logs = token_log_probabilities(model, forced)
-    right = None
+    correct_counts = None
     if correct is not None:
         verdicts = [correct(i, text) for i, text in enumerate(translations)]
-        right = np.array(
+        correct_counts = np.array(
             [[verdict or 0.0, verdict is not None] for verdict in verdicts], dtype=float
         )
     return Measured(
@@ -380,7 +380,7 @@ def _measure(
         np.array(
             [[float(log_probabilities.sum()), len(log_probabilities)] for log_probabilities in logs]
         ),
-        right,
+        correct_counts,
     )
 
 

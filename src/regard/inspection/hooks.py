@@ -169,7 +169,7 @@ def _projections(
 
 
 def _output_by_head(module: MultiHeadAttention) -> Floats:
-    """[head, d_v, d]: a copy of W_O, because training may go on."""
+    """[head, d_v, d]: a copy of W_O, because training may continue."""
     weight = module.output.weight.detach().clone()
     return _array(weight.view(len(weight), module.heads, -1).permute(1, 2, 0))
 

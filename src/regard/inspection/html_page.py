@@ -172,8 +172,8 @@ def pack(data: bytes) -> str:
     escaped = numbers >= 0
     first = np.where(escaped, 0xD800 + (numbers >> 10), pairs)
     second = 0xDC00 + (numbers & 0x3FF)
-    used = np.stack([np.ones_like(escaped), escaped], axis=1)
-    units = np.stack([first, second], axis=1)[used].astype("<u2")
+    used_units = np.stack([np.ones_like(escaped), escaped], axis=1)
+    units = np.stack([first, second], axis=1)[used_units].astype("<u2")
     return units.tobytes().decode("utf-16-le")
 
 

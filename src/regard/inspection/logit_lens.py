@@ -167,7 +167,9 @@ def _lens(
     best = probabilities.topk(min(CANDIDATES, probabilities.shape[2]))
     target = model.tokenizer.target
     outputs = torch.tensor([token.id for token in forced.outputs], device=probabilities.device)
-    chosen = probabilities.gather(2, outputs[None, :, None].expand(len(logits), -1, 1))
+    output_probabilities = probabilities.gather(
+        2, outputs[None, :, None].expand(len(logits), -1, 1)
+    )
     return DepthLens(
         name=name,
         outputs=forced.outputs,
@@ -182,6 +184,6 @@ def _lens(
             ]
             for rows in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
-        probabilities=np.asarray(chosen.squeeze(2).cpu().numpy(), dtype=np.float32),
+        probabilities=np.asarray(output_probabilities.squeeze(2).cpu().numpy(), dtype=np.float32),
         translations=translations,
     )

@@ -368,11 +368,11 @@ def break_choice(
     choice that depends on these places alone is broken for half of the sentences.
     """
     forced = [read for pair in compared for read in pair.reads]
-    taken: list[Carrier] = []
+    ablated_carriers: list[Carrier] = []
     means: dict[Place, Tensor] = {}
     broken = 0.0
     for carrier in carriers[:most]:
-        taken.append(carrier)
+        ablated_carriers.append(carrier)
         means |= mean_outputs(model, [carrier.place], forced)
         with mean_ablated(model, means):
             odds = [
@@ -383,4 +383,4 @@ def break_choice(
         broken = float(np.mean(np.array(odds) < 0))
         if broken >= share:
             break
-    return Ablated(means, taken, broken)
+    return Ablated(means, ablated_carriers, broken)

@@ -119,9 +119,10 @@ def token_log_probabilities(
             )
         )
         log_probabilities = model.network(source, inputs).log_softmax(-1)
-        chosen = log_probabilities.gather(2, outputs[:, :, None]).squeeze(2)
+        token_values = log_probabilities.gather(2, outputs[:, :, None]).squeeze(2)
         results += [
-            row[: len(translation.outputs)] for row, translation in zip(chosen, batch, strict=True)
+            row[: len(translation.outputs)]
+            for row, translation in zip(token_values, batch, strict=True)
         ]
     return results
 

@@ -201,8 +201,8 @@ def _pieces(vocabulary: Any, row: Tensor) -> list[str]:
 def _int8_error(folder: Path, model: Translator, batch: SampleBatch) -> str:
     """How much int8 quantization changes the outputs."""
     assert isinstance(model.network, Transformer)
-    exact = our_log_probabilities(model.network, batch)
-    error = (exact - _log_probabilities(folder, model, batch)).abs()
+    expected = our_log_probabilities(model.network, batch)
+    error = (expected - _log_probabilities(folder, model, batch)).abs()
     return (
         "int8 changes the log-probability of a token by "
         f"{error.mean():.2g} on average, {error.max():.2g} at most"

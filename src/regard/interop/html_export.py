@@ -221,7 +221,7 @@ def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
 def round_matrices(
     matrices: Mapping[str, Floats], calibration: RoundingCalibration, bits: float
 ) -> dict[str, RoundedMatrix]:
-    """Integers that take so many bits on average when they are compressed, or slightly fewer."""
+    """Integers that take ``bits`` bits on average after compression, or slightly fewer."""
     relative = calibration.relative_steps()
     count = sum(map(np.size, matrices.values()))
 
@@ -233,15 +233,15 @@ def round_matrices(
 
     scale = 0.0
     for _ in range(SEARCH_STEPS):
-        nearest = [
+        rounded = [
             RoundedMatrix(np.rint(matrices[name] / step).astype(np.int32), step)
             for name, step in steps(scale).items()
         ]
-        scale += 8 * len(weight_bytes([], nearest)) / count - bits  # twice the step, one bit less
-    chosen = steps(scale + MARGIN_BITS)
+        scale += 8 * len(weight_bytes([], rounded)) / count - bits  # twice the step, one bit less
+    final_steps = steps(scale + MARGIN_BITS)
     return {
         name: RoundedMatrix(calibration.round(name, matrices[name], step), step)
-        for name, step in chosen.items()
+        for name, step in final_steps.items()
     }
 
 

@@ -465,7 +465,9 @@ def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _generation(model: Translator) -> dict[str, Any]:
     decoding = model.recipe.decoding
-    forced = {"forced_eos_token_id": EOS} if decoding.length_normalization == "transformers" else {}
+    forced_eos = (
+        {"forced_eos_token_id": EOS} if decoding.length_normalization == "transformers" else {}
+    )
     return {
         "num_beams": decoding.beam,
         "length_penalty": decoding.length_penalty,
@@ -475,7 +477,7 @@ def _generation(model: Translator) -> dict[str, Any]:
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
-        **forced,
+        **forced_eos,
     }
 
 

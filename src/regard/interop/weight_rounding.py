@@ -35,7 +35,7 @@ BATCH_SIZE = 16
 GRADIENT_BATCHES = 16
 """batches for the derivatives; the others are only for the inputs of the linear maps"""
 LOG_PROBABILITY_WEIGHT = 2.0
-"""an error of a log-probability counts as an error of an attention weight that is so many times as large"""
+"""weight of the errors of log-probabilities, relative to those of attention weights"""
 DAMPING = 0.1
 """added to the moments, relative to their mean: what is rare in the calibration texts also counts"""
 MIN_LEVELS = 16
@@ -101,15 +101,15 @@ def round_with_feedback(matrix: Floats, step: float, moments: Moments) -> Intege
     factors are lower triangular, so rows and columns are rounded from the last to the first: an element of the product
     depends on the error of its own weight and on those that are already known.
     """
-    columns, right = _factor(moments.inputs)
-    rows, left = _factor(moments.effects)
+    columns, input_factor = _factor(moments.inputs)
+    rows, output_factor = _factor(moments.effects)
     exact = matrix[np.ix_(rows, columns)].astype(np.float64)
     integers, errors = np.empty_like(exact), np.zeros_like(exact)
     for end in range(len(rows), 0, -ROWS):
         block = slice(max(0, end - ROWS), end)
-        feedback = left[end:, block].T @ errors[end:]
-        corrected = exact[block] + np.linalg.solve(left[block, block].T, feedback)
-        integers[block] = _round_columns(corrected, step, right)
+        feedback = output_factor[end:, block].T @ errors[end:]
+        corrected = exact[block] + np.linalg.solve(output_factor[block, block].T, feedback)
+        integers[block] = _round_columns(corrected, step, input_factor)
         errors[block] = exact[block] - integers[block] * step
     result = np.empty(exact.shape, np.int32)
     result[np.ix_(rows, columns)] = integers

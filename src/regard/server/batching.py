@@ -253,7 +253,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
         beam = options.beam or self._beam
-        small = self._small if is_small(tokens, beam) else self._large
+        lane_without_terms = self._small if is_small(tokens, beam) else self._large
         added: list[tuple[Lane, QueuedRequest]] = []
         for constrained in (False, True) if terms and any(terms) else (False,):
             factor = max(1.0, beam / self._beam) * (CONSTRAINED_COST if constrained else 1)
@@ -266,7 +266,7 @@ class Batcher:
             )
             if sentences:
                 batch_kind = BatchKind(options, constrained)
-                lane = self._large if constrained else small
+                lane = self._large if constrained else lane_without_terms
                 added.append((lane, QueuedRequest(batch_kind, sentences, time.monotonic())))
         if not admitted:
             self._refuse_late(added)

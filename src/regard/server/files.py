@@ -159,7 +159,7 @@ def _suffix(name: str) -> str:
 
 
 async def perform(task: DocumentTask, seconds: int) -> tuple[dict[str, Any], bytes]:
-    """Read or write a document in a process of its own, which ends if it takes too long or the client leaves.
+    """Read or write a document in a separate process, which is killed if it takes too long or the client disconnects.
 
     seconds: of CPU time.
     """

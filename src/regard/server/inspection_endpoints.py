@@ -219,8 +219,8 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         body = await read_body(request, TraceRequest, settings)
         service.check_beam(body.beam)
         result = await cancel_on_disconnect(request, compute_trace(body))
-        small = result.attention_bytes <= settings.inline_trace_bytes
-        return {"id": traces.add(result), **result.to_json("attention" if small else "minimal")}
+        inline = result.attention_bytes <= settings.inline_trace_bytes
+        return {"id": traces.add(result), **result.to_json("attention" if inline else "minimal")}
 
     @app.get(
         "/v1/trace/{id}/{site}/{layer}",

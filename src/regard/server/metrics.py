@@ -13,7 +13,7 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
+    """The metrics of one server, in their own registry.
 
     If the environment variable PROMETHEUS_MULTIPROC_DIR is set, all processes of the server share them in its files.
     """

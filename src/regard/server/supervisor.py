@@ -124,7 +124,7 @@ def serve(
 def load_now(pool: ModelPool, processes: bool) -> None:
     """Load the model of a server that has only one.
 
-    processes: translate in processes of their own. They are forked with the weights, so only for a finished run:
+    processes: translate in worker processes. They are forked with the weights, so only for a finished run:
     others may get new weights later.
     """
     (entry,) = pool.entries
@@ -311,6 +311,7 @@ class Supervisor:
             return POLL_SECONDS
         return max(0.0, min(POLL_SECONDS, self._retry_at - time.monotonic()))
 
+    # -----------------------------------------------------------------------------------------
     # Start
 
     def _fill(self) -> None:
@@ -318,10 +319,10 @@ class Supervisor:
         if self._retry_at is not None and time.monotonic() < self._retry_at:
             return
         self._retry_at = None
-        present = [
+        current = [
             worker for worker in self._workers.values() if worker.generation == self._generation
         ]
-        for _ in range(self._count - len(present)):
+        for _ in range(self._count - len(current)):
             self._start()
 
     def _start(self) -> None:
@@ -375,10 +376,10 @@ class Supervisor:
         os.close(worker.pipe)
         if not worker.ready or self._stopping:
             return
-        present = [
+        current = [
             other for other in self._workers.values() if other.generation == self._generation
         ]
-        if len(present) < self._count or not all(other.ready for other in present):
+        if len(current) < self._count or not all(other.ready for other in current):
             return
         for other in self._workers.values():
             if other.generation < self._generation:
@@ -387,6 +388,7 @@ class Supervisor:
             self._greeted = True
             self._greet()
 
+    # -----------------------------------------------------------------------------------------
     # Reload and end
 
     def _stamps(self) -> list[int]:

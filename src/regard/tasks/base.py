@@ -195,8 +195,8 @@ RunFolders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """one run folder, or those of an ensemble"""
 
 MAX_TEXT_TOKENS = 4096
-"""Texts of more tokens are refused, unless the model was trained on texts half as long: time and memory of attention
-grow with the square of the length."""
+"""Longer texts are refused, unless the model was trained on texts half as long: time and memory of attention grow with
+the square of the length."""
 
 
 class Model(ABC):
@@ -344,7 +344,7 @@ class Model(ABC):
 
     @property
     def max_text_tokens(self) -> int:
-        """The number of tokens of the longest text that is read as one."""
+        """The number of tokens that a text may have."""
         return max(MAX_TEXT_TOKENS, 2 * self.recipe.data.clean.max_tokens)
 
     def check_lengths(self, texts: Sequence[Sequence[int]]) -> None:

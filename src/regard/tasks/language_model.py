@@ -71,7 +71,7 @@ class StreamEncoder(PairEncoder):
 
 
 class LanguageModel(SequenceGenerator):
-    """The beginning of a line in, its continuation out."""
+    """Continues a line from its beginning."""
 
     task = "language_model"
     command = "generate"
@@ -156,8 +156,8 @@ class LanguageModel(SequenceGenerator):
                     at, end = blocks[i]
                     new = at if at == 0 else at + max_tokens - stride
                     logits = self.network.project(states[row, new - at : end - at]).float()
-                    right = labels[row, new - at : end - at, None]
-                    nll = -logits.log_softmax(-1).gather(-1, right)[:, 0]
+                    targets = labels[row, new - at : end - at, None]
+                    nll = -logits.log_softmax(-1).gather(-1, targets)[:, 0]
                     losses[new:end] = nll.double().cpu().numpy()
         return losses
 

@@ -72,7 +72,7 @@ class MaskFilling(NamedTuple):
 
 
 class MaskedLM(Model):
-    """Text with gaps in, the most probable fillings out."""
+    """Predicts the masked tokens of a text."""
 
     task = "masked_lm"
     command = "fill"
@@ -121,21 +121,21 @@ class MaskedLM(Model):
 
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
-        """Hide words of each text, always the same ones, and see how well they are guessed."""
+        """Mask tokens of each text, always the same ones, and score their predictions."""
         max_tokens = self.recipe.data.clean.max_tokens
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
         rows = [ids[at : at + max_tokens] for ids in texts for at in range(0, len(ids), max_tokens)]
         if not rows:
             raise RegardError("nothing to score: there are no texts")
-        counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
-        masked_rows = [self._hiding(ids, number) for number, ids in enumerate(rows)]
+        counts = np.zeros((len(rows), 3))  # correct, negative log-probability, labels
+        masked_rows = [self._mask_text(ids, number) for number, ids in enumerate(rows)]
         for batch in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):
-            shown, hidden = (
+            inputs, labels = (
                 pad_rows(side, self.device)
                 for side in zip(*(masked_rows[row] for row in batch), strict=True)
             )
             with autocast(self.precision, self.device):
-                counts[batch] = _count(self.network, shown, hidden).cpu().numpy()
+                counts[batch] = _score_labels(self.network, inputs, labels).cpu().numpy()
         results = {
             "accuracy": ACCURACY.score_counts(counts[:, [0, 2]], not quick, details="words:15%"),
             "perplexity": TOKEN_PERPLEXITY.score_counts(
@@ -144,25 +144,25 @@ class MaskedLM(Model):
         }
         return [results[metric] for metric in self.recipe.evaluation.metrics]
 
-    def _hiding(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
-        """What is shown of a text, and what is hidden; its number alone decides, not the texts beside it."""
+    def _mask_text(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+        """A masked text and its labels; the mask depends only on the number of the text, not on its batch."""
         source = torch.tensor([[*ids, EOS]])
         words = source.masked_fill(source == EOS, PAD)
         chance = torch.Generator().manual_seed(number)
-        shown, hidden = mask_tokens(source, words, self.tokenizer.source.size, chance)
-        return shown[0].tolist(), hidden[0].tolist()
+        inputs, labels = mask_tokens(source, words, self.tokenizer.source.size, chance)
+        return inputs[0].tolist(), labels[0].tolist()
 
 
-def _count(
-    network: EncoderForMaskedLM, shown: Int[Tensor, "B S"], hidden: Int[Tensor, "B S"]
+def _score_labels(
+    network: EncoderForMaskedLM, inputs: Int[Tensor, "B S"], labels: Int[Tensor, "B S"]
 ) -> Float[Tensor, "B 3"]:
-    """For each row: how many are guessed right, the negative log-probability of all, how many there are."""
-    row, position = (hidden != PAD).nonzero(as_tuple=True)
-    labels = hidden[row, position]
-    logits = F.linear(network.states(shown)[row, position], network.projection.weight).float()
-    nll = -logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
-    counts = torch.stack([logits.argmax(-1) == labels, nll, torch.ones_like(nll)], dim=1)
-    return counts.new_zeros(len(hidden), 3).index_add(0, row, counts).double()
+    """For each row: the number of correct predictions, the negative log-likelihood, and the number of labels."""
+    row, position = (labels != PAD).nonzero(as_tuple=True)
+    targets = labels[row, position]
+    logits = F.linear(network.states(inputs)[row, position], network.projection.weight).float()
+    nll = -logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    counts = torch.stack([logits.argmax(-1) == targets, nll, torch.ones_like(nll)], dim=1)
+    return counts.new_zeros(len(labels), 3).index_add(0, row, counts).double()
 
 
 TEXT_DEFAULTS = {"best_checkpoint_metric": "loss", "validate_sentences": 0, "label_smoothing": 0.0}

@@ -163,7 +163,7 @@ def _attribute(load: Callable[[], Any], name: str) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists of JSON as the tuples that a recipe has."""
+    """Convert JSON lists to the tuples that a recipe has."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

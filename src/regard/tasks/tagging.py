@@ -63,7 +63,7 @@ class Tagged(NamedTuple):
 
 
 class Tagger(Model):
-    """Words in, one tag for each out. Words are separated by spaces."""
+    """Assigns a tag to each word of a text. Words are separated by spaces."""
 
     task = "tagging"
     command = "tag"

@@ -174,7 +174,7 @@ class Translator(SequenceGenerator):
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """How the confidence of a translation follows from its token probabilities, from the run's card.
+        """The calibration from the run's card, which maps token probabilities to a confidence.
 
         With it, the confidence is the probability that sentence chrF is at least 30. Without it (None), the
         confidence is the geometric mean of the token probabilities.
@@ -185,7 +185,7 @@ class Translator(SequenceGenerator):
         return Calibration.from_json(stored, str(self.run.card_file))
 
     def output_checker(self) -> OutputChecker:
-        """Finds hallucination-like translations, by what the references of the validation set look like."""
+        """Detects hallucination-like translations, by statistics of the references of the validation set."""
         stored = None if self.run is None else self.run.card().get("references")
         statistics = OutputStatistics()
         if self.run is not None and stored is not None:
@@ -255,7 +255,7 @@ class Translator(SequenceGenerator):
     def score_outputs(
         self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
     ) -> list[MetricResult]:
-        """As for any model, but each target language is scored separately, except in validation."""
+        """Like ``Model.score_outputs``, but each target language is scored separately, except in validation."""
         languages = [language_of(pair) for pair in pairs]
         score = super().score_outputs
         if quick or len({*languages}) <= 1:
@@ -451,7 +451,7 @@ class Translator(SequenceGenerator):
             self._confidence(hypothesis, request),
         )
 
-    # Texts in capitals
+    # Recasing
 
     @property
     def recases(self) -> bool:
@@ -725,7 +725,7 @@ class Translator(SequenceGenerator):
         )
 
     def _substitutes(self, to: str | None) -> list[str]:
-        """The words that can stand in for placeholders, computed once."""
+        """The words that can replace placeholders, computed once."""
         (tags,) = self.encode([""], to)
         words_by_tags = self.placeholder_substitutes = self.placeholder_substitutes or {}
         if tuple(tags) not in words_by_tags:
