@@ -200,7 +200,7 @@ ENTRIES = [
     Entry("tokenizer", "data/tokenizer.py"),
     Entry("top-k, top-p", "recipe/decoding.py", "DecodingConfig.top_p", "Sampling from the k most probable tokens, or from the most probable ones that together have probability p."),
     Entry("trace", "inspection/trace.py"),
-    Entry("training history", "inspection/history.py"),
+    Entry("training history", "inspection/training_history.py"),
     Entry("training step", "training/train_step.py"),
     Entry("Transformer", "nn/transformer.py"),
     Entry("vocabulary", "data/tokenizer.py", "Vocabulary", "The tokens of one side, or of both sides if they share it, with their ids."),

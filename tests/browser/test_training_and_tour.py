@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from regard.inspection.history import training_history
 from regard.inspection.trace import Occlusion, Trace
+from regard.inspection.training_history import training_history
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.browser.conftest import served

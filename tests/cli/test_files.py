@@ -149,7 +149,7 @@ def test_terms_and_placeholders_are_kept_and_losses_are_reported(
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert ["Hund" in line.split() for line in lines] == [True, "Hund" in lines[1], True]
-    # A vocabulary of whole words cannot spell %s.
+    # A vocabulary of whole words cannot encode %s.
     assert done.stderr.endswith("line 3: %s occurs 1 time(s) in the source, 0 in the translation\n")
 
 

@@ -11,9 +11,12 @@ from tests.cli.commands import inside, write
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell them"),
+        (
+            [],
+            "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot encode them without unknown tokens",
+        ),
         (["--set", "beam_groups=5"], "beam_groups 5: cannot be combined with constraints"),
-        (["--mbr", "4"], "sampling cannot guarantee them"),
+        (["--mbr", "4"], "sampling cannot guarantee constraints"),
     ],
 )
 def test_an_impossible_glossary_is_refused_at_once(

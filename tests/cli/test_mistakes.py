@@ -442,7 +442,7 @@ def test_a_line_that_takes_too_long_to_translate_is_refused_by_number(folder: Pa
         assert done.stderr.splitlines()[-1] == f"regard: {message}{advice}"
     assert time.monotonic() - start < 30
     model = Translator.load(folder / "run", "cpu")
-    with pytest.raises(RegardError, match="text 2 has 4,097 tokens, but at most 4,096 can be read"):
+    with pytest.raises(RegardError, match="text 2 has 4,097 tokens; the limit is 4,096"):
         model.translate(["ein", " ".join(["ein"] * 4097)])
 
 

@@ -20,7 +20,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
-from regard.server.process import serve
+from regard.server.supervisor import serve
 from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 
 PAIR = {"source": "src", "target": "tgt"}

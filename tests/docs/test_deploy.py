@@ -136,8 +136,8 @@ def test_kubernetes_asks_routes_that_exist_and_gives_time_to_stop() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert spec["securityContext"]["runAsNonRoot"] is True
-    from regard.server.process import SHUTDOWN_SECONDS
     from regard.server.schemas import Settings
+    from regard.server.supervisor import SHUTDOWN_SECONDS
 
     needed = Settings().timeout + SHUTDOWN_SECONDS
     assert spec["terminationGracePeriodSeconds"] >= needed + 5  # preStop

@@ -257,7 +257,9 @@ def clock(data: Path, work: Path) -> int:
     return 1
 
 
-@fault("two training runs in one folder", "the second: status 2, one line; the first is not disturbed")
+@fault(
+    "two training runs in one folder", "the second: status 2, one line; the first is not disturbed"
+)
 def two_training_runs(data: Path, work: Path) -> int:
     expected, _ = unbroken(TRAIN, data, work)
     folder = fresh_copy(data, work / "twice")

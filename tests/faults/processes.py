@@ -33,7 +33,7 @@ def preload() -> None:
     limit_onednn_cache()
     import torch
 
-    import regard.server.process
+    import regard.server.supervisor
     import regard.training.distillation
     import regard.training.run  # noqa: F401
 

@@ -127,12 +127,14 @@ def require_gpu(device: torch.device) -> None:
         raise CheckSkipped("needs a GPU")
 
 
-def require_close(found: list[Tensor], expected: list[Tensor], limit: float) -> str:
+def require_close(results: list[Tensor], expected: list[Tensor], limit: float) -> str:
     """Compare tensors; an error is relative to the largest value of its tensor."""
-    found, expected = ([one.detach().double() for one in side] for side in (found, expected))
+    results, expected = (
+        [tensor.detach().double() for tensor in side] for side in (results, expected)
+    )
     errors = [
-        float((one - other).abs().max() / other.abs().max().clamp(min=1e-9))
-        for one, other in zip(found, expected, strict=True)
+        float((actual - reference).abs().max() / reference.abs().max().clamp(min=1e-9))
+        for actual, reference in zip(results, expected, strict=True)
     ]
     worst = max(errors, key=lambda error: (error != error, error))  # NaN is the worst
     return require(worst <= limit, f"largest relative error {worst:.1e} (limit {limit:.0e})")
@@ -187,21 +189,26 @@ def compare_pattern(pattern: str, device: torch.device) -> str:
     layer = PATTERNS[pattern](model, "encoder").to(device)
     length = torch.tensor([150, 97], device=device)
     non_pad = torch.arange(150, device=device) < length[:, None]
-    found, expected = list[Tensor](), list[Tensor]()
+    results, expected = list[Tensor](), list[Tensor]()
     for causal in (False, True):
         vectors = [heads(2, 150, 32, device) for _ in range(3)]
-        exact = [one.detach().double().requires_grad_() for one in vectors]
+        exact_vectors = [vector.detach().double().requires_grad_() for vector in vectors]
         mask = AttentionMask(non_pad, causal)
         fast = layer(attention, vectors[0], KeyValue(*vectors[1:]), mask)
-        right = layer.attention_with_weights(attention, exact[0], KeyValue(*exact[1:]), mask)
+        expected_output = layer.attention_with_weights(
+            attention, exact_vectors[0], KeyValue(*exact_vectors[1:]), mask
+        )
         gradient = torch.randn_like(fast) * non_pad[:, None, :, None]
-        found += [fast, *torch.autograd.grad(fast, vectors, gradient)]
-        expected += [right.output, *torch.autograd.grad(right.output, exact, gradient.double())]
+        results += [fast, *torch.autograd.grad(fast, vectors, gradient)]
+        expected += [
+            expected_output.output,
+            *torch.autograd.grad(expected_output.output, exact_vectors, gradient.double()),
+        ]
     padding = ~non_pad[:, None, :, None]  # what a padding position computes is never used
-    found, expected = (
-        [one.masked_fill(padding, 0.0) for one in side] for side in (found, expected)
+    results, expected = (
+        [tensor.masked_fill(padding, 0.0) for tensor in side] for side in (results, expected)
     )
-    return require_close(found, expected, limit=2e-5 if device.type == "cpu" else 1e-4)
+    return require_close(results, expected, limit=2e-5 if device.type == "cpu" else 1e-4)
 
 
 @check("attention")
@@ -228,18 +235,23 @@ def packed_attention(device: torch.device) -> str:
         torch.tensor(np.repeat(bound, lengths), dtype=torch.int32, device=device)
         for bound in (ends - lengths, ends)
     )
-    spans = [one.expand(2, -1).contiguous() for one in (start, end, start, end)]
+    spans = [edge.expand(2, -1).contiguous() for edge in (start, end, start, end)]
     vectors = [heads(2, tokens, width, device) for width in (32, 32, 16)]
     seed = torch.tensor([7], dtype=torch.int32, device=device)
     output, _ = packed_attention_kernel(*vectors, *spans, seed, 0.2, 0.0)
-    query, key, value = exact = [one.detach().double().requires_grad_() for one in vectors]
+    query, key, value = exact_vectors = [
+        vector.detach().double().requires_grad_() for vector in vectors
+    ]
     allowed = (start[:, None] == start)[None, None]
     scores = (query @ key.mT * 0.2).masked_fill(~allowed, -torch.inf)
-    right = scores.softmax(-1) @ value
+    expected_output = scores.softmax(-1) @ value
     gradient = torch.randn_like(output)
-    found = [output, *torch.autograd.grad(output, vectors, gradient)]
-    expected = [right, *torch.autograd.grad(right, exact, gradient.double())]
-    details = require_close(found, expected, limit=2e-5)
+    results = [output, *torch.autograd.grad(output, vectors, gradient)]
+    expected = [
+        expected_output,
+        *torch.autograd.grad(expected_output, exact_vectors, gradient.double()),
+    ]
+    details = require_close(results, expected, limit=2e-5)
     ones = torch.ones_like(vectors[2]).requires_grad_()
     dropped, _ = packed_attention_kernel(*vectors[:2], ones, *spans, seed, 0.2, 0.3)
     mean = float(dropped.detach().mean())
@@ -274,12 +286,14 @@ def layer_norm_kernel(device: torch.device) -> str:
     gain, bias = (torch.randn(512, device=device).requires_grad_() for _ in range(2))
     gradient = torch.randn(2, 333, 512, device=device).bfloat16()
     normed = torch.compile(layer_norm, fullgraph=True)(x, gain, bias, 1e-5)
-    found = torch.autograd.grad(normed, (x, gain, bias), gradient)
-    exact = [one.detach().double().requires_grad_() for one in (x, gain, bias)]
-    right = F.layer_norm(exact[0], (512,), exact[1], exact[2], 1e-5)
-    expected = torch.autograd.grad(right, exact, gradient.double())
-    require_close([normed], [right], limit=0.01)  # bfloat16
-    return require_close([*found], [*expected], limit=1e-3)
+    results = torch.autograd.grad(normed, (x, gain, bias), gradient)
+    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in (x, gain, bias)]
+    expected_output = F.layer_norm(
+        exact_tensors[0], (512,), exact_tensors[1], exact_tensors[2], 1e-5
+    )
+    expected = torch.autograd.grad(expected_output, exact_tensors, gradient.double())
+    require_close([normed], [expected_output], limit=0.01)  # bfloat16
+    return require_close([*results], [*expected], limit=1e-3)
 
 
 @check("top-k kernel")
@@ -379,8 +393,8 @@ def compare_precision(precision: Precision, limit: float, device: torch.device) 
     for number in range(3):
         tokens = source[:, number]
         expected, plain_state = network.step(tokens, plain_state)
-        found, packed_state = packed.step(tokens, packed_state)
-    error = float((found - expected).norm() / expected.norm())
+        packed_logits, packed_state = packed.step(tokens, packed_state)
+    error = float((packed_logits - expected).norm() / expected.norm())
     details = f"relative error of the logits {error:.1e} (limit {limit:.0e})"
     return require(error <= limit, details)
 
@@ -415,7 +429,7 @@ def native_decoder(device: torch.device) -> str:
     source, length = random_sources(16, 12, 1000, device), 12
     decoding = make_recipe({"data": {"train": {"pairs": "x"}}}, "selftest").decoding
     flag = SharedFlag()
-    found = native.search(
+    results = native.search(
         [NativeRequest(row, length) for row in source.tolist()],
         decoding,
         nbest=1,
@@ -433,8 +447,8 @@ def native_decoder(device: torch.device) -> str:
         beam=decoding.beam,
         length_penalty=decoding.length_penalty,
     )
-    assert found is not None
-    scores = [torch.tensor([one[0].score for one in side]) for side in (found, expected)]
+    assert results is not None
+    scores = [torch.tensor([nbest[0].score for nbest in side]) for side in (results, expected)]
     return f"{native.kernels}; " + require_close(scores[:1], scores[1:], 5e-2)
 
 
@@ -450,7 +464,7 @@ def translation_speed(device: torch.device) -> str:
     for name, model in (("plain", network), ("packed", pack_network(network, precision))):
         for repeat in range(4):
             start = time.perf_counter()
-            found = beam_search(
+            results = beam_search(
                 cast(Any, model).step,
                 cast(Any, model).start(model.encode(source)),
                 max_lengths=[length] * count,
@@ -463,8 +477,8 @@ def translation_speed(device: torch.device) -> str:
             elapsed = time.perf_counter() - start
             if repeat:  # the first is a warm-up
                 seconds[name] = min(seconds.get(name, elapsed), elapsed)
-    require(len(found) == count, f"{len(found)} translations of {count} sentences")
-    speeds = {name: count / each for name, each in seconds.items()}
+    require(len(results) == count, f"{len(results)} translations of {count} sentences")
+    speeds = {name: count / elapsed for name, elapsed in seconds.items()}
     ratio = speeds["packed"] / speeds["plain"]
     details = (
         f"{speeds['packed']:.0f} sentences/s in {precision}, {ratio:.1f} times the plain network"
@@ -484,13 +498,14 @@ def learns_copy(device: torch.device) -> str:
         unseen = _write_sequences(folder)
         train(copy_recipe(folder, device), folder / "run")
         loss = float(RunDir(folder / "run").card()["valid"]["loss"])
-        kind = cast(Any, device.type)
+        device_type = cast(Any, device.type)
         translations = {
-            precision: Translator.load(folder / "run", kind, precision).translate(unseen)
+            precision: Translator.load(folder / "run", device_type, precision).translate(unseen)
             for precision in cast(tuple[Precision, ...], ("fp32", "auto"))
         }
     correct = {
-        precision: sum(map(str.__eq__, unseen, found)) for precision, found in translations.items()
+        precision: sum(map(str.__eq__, unseen, outputs))
+        for precision, outputs in translations.items()
     }
     details = (
         f"loss {loss:.3f}; {correct['fp32']} of {len(unseen)} unseen sequences correct in fp32, "
@@ -502,10 +517,12 @@ def learns_copy(device: torch.device) -> str:
 def _write_sequences(folder: Path) -> list[str]:
     """Write training and validation data, and return other sequences."""
     draw = random.Random(1)
-    every = list({" ".join(draw.choices("abcdefgh", k=draw.randint(2, 6))) for _ in range(3000)})
-    every.sort()
-    draw.shuffle(every)
-    unseen, parts = every[:100], {"valid": every[100:150], "train": every[150:]}
+    sequences = list(
+        {" ".join(draw.choices("abcdefgh", k=draw.randint(2, 6))) for _ in range(3000)}
+    )
+    sequences.sort()
+    draw.shuffle(sequences)
+    unseen, parts = sequences[:100], {"valid": sequences[100:150], "train": sequences[150:]}
     for name, lines in parts.items():
         text = "".join(f"{line}\t{line}\n" for line in lines)
         (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
@@ -516,13 +533,18 @@ def copy_recipe(folder: Path, device: torch.device) -> Recipe:
     files = {name: {"pairs": str(folder / f"{name}.tsv")} for name in ("train", "valid")}
     sizes = {"d_model": 64, "heads": 4, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
     training = {"steps": 400, "tokens_per_batch": 512, "schedule": "cosine", "warmup": 40}
-    more = {"learning_rate": 0.005, "label_smoothing": 0.0, "validate_every": 400}
+    training_options = {"learning_rate": 0.005, "label_smoothing": 0.0, "validate_every": 400}
     return make_recipe(
         {
             "data": files,
             "tokenizer": {"kind": "word", "vocab_size": 40},
             "model": {**sizes, "dropout": 0.0, "norm_order": "pre"},
-            "training": {**training, **more, "validate_sentences": 20, "device": device.type},
+            "training": {
+                **training,
+                **training_options,
+                "validate_sentences": 20,
+                "device": device.type,
+            },
             "decoding": {"beam": 2},
         },
         "selftest",

@@ -133,9 +133,9 @@ def measure(
     precisions: list[Literal["fp32", "bf16"]] = ["fp32"]
     if fastest_cpu_precision() == "bf16":
         precisions.insert(0, "bf16")
-    settings = [replace(setting, precision=one) for one in precisions]
+    settings = [replace(setting, precision=precision) for precision in precisions]
     return _measure_turns(
-        [(build, one) for build in builders for one in settings], steps, repeats, peak
+        [(build, setting) for build in builders for setting in settings], steps, repeats, peak
     )
 
 
@@ -156,22 +156,25 @@ def _measure_turns(
         built.append(build(setting))
         for _ in range(EAGER_STEPS + 2):
             built[-1].step()
-    turns = [[time_step(one.step, steps, setting.device) for one in built] for _ in range(repeats)]
+    turns = [
+        [time_step(benchmark.step, steps, setting.device) for benchmark in built]
+        for _ in range(repeats)
+    ]
     memory = torch.cuda.max_memory_allocated() / 1e9 if gpu else 0.0
     rows = []
-    for number, (one, (_, setting)) in enumerate(zip(built, benchmarks, strict=True)):
+    for number, (benchmark, (_, setting)) in enumerate(zip(built, benchmarks, strict=True)):
         seconds, cpu_seconds = (
             statistics.median(turn[number][clock] for turn in turns) for clock in (0, 1)
         )
-        operations = 3 * forward_operations(setting, one.source, one.target)
+        operations = 3 * forward_operations(setting, benchmark.source, benchmark.target)
         rows.append(
             TrainRow(
-                one.name,
+                benchmark.name,
                 setting.precision,
                 1000 * seconds,
-                one.target / seconds,
-                one.target / cpu_seconds,
-                (one.source + one.target) / one.positions,
+                benchmark.target / seconds,
+                benchmark.target / cpu_seconds,
+                (benchmark.source + benchmark.target) / benchmark.positions,
                 operations / seconds / peak,
                 memory,
             )
@@ -237,7 +240,7 @@ def native(setting: TrainSetting) -> StepBenchmark:
     step = _train_step(setting)
     attach_cpu_kernels(cast(Seq2SeqLoss, step.loss_fn))
     rows = (plan[:-1] or plan)[:BATCHES]
-    batches = [pack_evenly(setting.dataset, one, CPU_ROW_TOKENS) for one in rows]
+    batches = [pack_evenly(setting.dataset, batch_rows, CPU_ROW_TOKENS) for batch_rows in rows]
     return _benchmark("regard", step, batches)
 
 
@@ -302,8 +305,8 @@ def marian(setting: TrainSetting) -> StepBenchmark:
         sizes[f"{stack}_layers"] = getattr(model, f"{stack}_layers")
         sizes[f"{stack}_attention_heads"] = model.heads
         sizes[f"{stack}_ffn_dim"] = model.d_ff
-    for kind in ("dropout", "attention_dropout", "activation_dropout"):
-        sizes[kind] = model.dropout
+    for dropout_key in ("dropout", "attention_dropout", "activation_dropout"):
+        sizes[dropout_key] = model.dropout
     special_tokens: dict[str, Any] = {
         "pad_token_id": PAD,
         "eos_token_id": EOS,

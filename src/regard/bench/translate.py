@@ -159,8 +159,8 @@ class RegardEngine(BenchEngine):
         self.decoding = override_decoding(self.model.recipe.decoding, options)
 
     def translate(self, sources: Ids) -> Ids:
-        found = self.model.engine.generate([Request(ids) for ids in sources], self.decoding)
-        return [best.tokens for best, *_ in found]
+        nbest_lists = self.model.engine.generate([Request(ids) for ids in sources], self.decoding)
+        return [best.tokens for best, *_ in nbest_lists]
 
     @property
     def cpu_seconds(self) -> float:
@@ -205,12 +205,12 @@ class CTranslate2Engine(BenchEngine):
         return [default, *others]
 
     def translate(self, sources: Ids) -> Ids:
-        found = self.model.translate_batch(
+        results = self.model.translate_batch(
             [self.pieces(row) for row in sources],
             max_batch_size=-(-len(sources) // self.inter_threads),
             **self.options,
         )
-        return [[self.ids[piece] for piece in one.hypotheses[0]] for one in found]
+        return [[self.ids[piece] for piece in result.hypotheses[0]] for result in results]
 
 
 class MarianEngine(BenchEngine):
@@ -240,8 +240,8 @@ class MarianEngine(BenchEngine):
 
     @torch.inference_mode()
     def translate(self, sources: Ids) -> Ids:
-        longest = max(map(len, sources))
-        rows = [[*row, EOS, *[PAD] * (longest - len(row))] for row in sources]
+        max_source_length = max(map(len, sources))
+        rows = [[*row, EOS, *[PAD] * (max_source_length - len(row))] for row in sources]
         ids = torch.tensor(rows, device=self.device)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -309,28 +309,33 @@ def measure(
     engines: list[BenchEngine] = [*ours, *theirs]
     timings: dict[BenchEngine, list[Timing]] = {engine: [] for engine in engines}
     for repeat in range(repeats + 1):
-        for engine, own in timings.items():
+        for engine, engine_timings in timings.items():
             timing = time_translation(engine, sources)
             if repeat:  # the first is a warm-up
-                own.append(timing)
+                engine_timings.append(timing)
     plain = RegardEngine(replace(last, precision="fp32"), packed=False)
     expected = plain.translate(sources)
-    return [_row(engine, own, expected, last) for engine, own in timings.items()]
+    return [
+        _row(engine, engine_timings, expected, last) for engine, engine_timings in timings.items()
+    ]
 
 
 def _row(
     engine: BenchEngine, timings: Sequence[Timing], expected: Ids, setting: TranslateSetting
 ) -> TranslateRow:
     count = len(expected)
-    same = [ours == one for ours, one in zip(timings[-1].outputs, expected, strict=True)]
+    same = [
+        ours == expected_output
+        for ours, expected_output in zip(timings[-1].outputs, expected, strict=True)
+    ]
     return TranslateRow(
         name=engine.name,
         precision=engine.precision,
         beam=setting.beam,
         batch=count,
         threads=setting.threads,
-        sentences_per_second=count / median(one.seconds for one in timings),
-        sentences_per_cpu_second=count / median(one.cpu_seconds for one in timings),
+        sentences_per_second=count / median(timing.seconds for timing in timings),
+        sentences_per_cpu_second=count / median(timing.cpu_seconds for timing in timings),
         agreement=sum(same) / count,
         settings=engine.settings,
     )

@@ -114,8 +114,8 @@ def serve(
     """
     with share_metrics():  # before prometheus_client is imported
         try:
-            from regard.server.process import serve as run_server
             from regard.server.schemas import Settings
+            from regard.server.supervisor import serve as run_server
         except ModuleNotFoundError as error:
             raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
         keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))

@@ -91,8 +91,8 @@ _UNWILLING = frozenset(  # reasons not to want something, rather than not to be 
 @cache
 def reasons() -> tuple[Reason, ...]:
     """All reasons, including those that are held out."""
-    found = (reason for frame in lexicon.ACTIONS for reason in _reasons_of(frame))
-    return tuple(dict.fromkeys(found))
+    candidates = (reason for frame in lexicon.ACTIONS for reason in _reasons_of(frame))
+    return tuple(dict.fromkeys(candidates))
 
 
 def _reasons_of(frame: Frame) -> Iterator[Reason]:
@@ -263,16 +263,16 @@ def _action_sentence(rng: Random) -> Pair:
 
 def _question_sentence(rng: Random) -> Pair:
     """Did the dog cross the street? Why did it? Who crossed it? What did it cross?"""
-    frame, kind = _pick(rng, lexicon.ACTIONS), rng.random()
-    noun, negated = _pick(rng, frame.subjects), kind < 0.6 and rng.random() < 0.25
+    frame, draw = _pick(rng, lexicon.ACTIONS), rng.random()
+    noun, negated = _pick(rng, frame.subjects), draw < 0.6 and rng.random() < 0.25
     clause = _action(rng, frame, noun, negated)
-    if kind > 0.8 and noun.is_person:
+    if draw > 0.8 and noun.is_person:
         return sentence(*statement(clause._replace(subject=WHO)), "?")
     clause = clause._replace(subject=_noun_phrase(rng, noun, "definite"))
     question_word = _object_question(frame)
-    if kind > 0.6 and question_word:
+    if draw > 0.6 and question_word:
         return question(clause._replace(objects=()), question_word)
-    return question(clause, ("why", "warum") if kind < 0.3 else None)
+    return question(clause, ("why", "warum") if draw < 0.3 else None)
 
 
 @cache
@@ -285,16 +285,16 @@ def _object_question(frame: Frame) -> Expression | None:
 
 def _description_sentence(rng: Random) -> Pair:
     """The street is very wide. Why was the dog so tired?"""
-    noun, kind, past = _pick(rng, _DESCRIBED), rng.random(), rng.random() < 0.5
+    noun, draw, past = _pick(rng, _DESCRIBED), rng.random(), rng.random() < 0.5
     adjective, negated = _pick(rng, _adjectives_of(noun)), rng.random() < 0.3
     degrees: tuple[Degree, ...] = ("", "very", "too") if adjective in _DRAWBACKS else ("", "very")
     degree = _degree(rng, adjective, degrees)
-    is_personal = noun.is_person and kind < 0.3
+    is_personal = noun.is_person and draw < 0.3
     subject = _pick(rng, PERSONAL) if is_personal else _plain(rng, noun)
     clause = Clause(subject, lexicon.BE, past, tail=predicate(adjective, degree))
-    if kind < 0.7:
+    if draw < 0.7:
         return sentence(*statement(clause._replace(negated=negated)))
-    if kind < 0.85 or adjective.is_absolute:
+    if draw < 0.85 or adjective.is_absolute:
         return question(clause)
     return question(clause._replace(tail=predicate(adjective, "so")), ("why", "warum"))
 
@@ -307,18 +307,18 @@ def _place(rng: Random, places: Sequence[tuple[str, str, Noun]]) -> Expression:
 
 def _doing_sentence(rng: Random) -> Pair:
     """The child slept in the garden. Every day she goes to the lake. Where did the dog wait?"""
-    kind, past, negated = rng.random(), rng.random() < 0.6, rng.random() < 0.25
-    if kind < 0.3:
+    draw, past, negated = rng.random(), rng.random() < 0.6, rng.random() < 0.25
+    if draw < 0.3:
         who, goal = _subject(rng, _pick(rng, _LIVING), negated), _place(rng, lexicon.GOALS)
         clause = Clause(who, _pick(rng, lexicon.GOING), past, negated, tail=goal)
     else:
         verb, nouns = _pick(rng, lexicon.DOINGS)
         clause = Clause(_subject(rng, _pick(rng, nouns), negated), verb, past, negated)
-        if kind > 0.85:
+        if draw > 0.85:
             who = _noun_phrase(rng, _pick(rng, nouns), "definite")
             question_word = _pick(rng, _CIRCUMSTANCES if not verb.prefix else _CIRCUMSTANCES[1:])
             return question(clause._replace(subject=who, negated=False), question_word)
-        if kind < 0.7 and not verb.prefix:
+        if draw < 0.7 and not verb.prefix:
             clause = clause._replace(tail=_place(rng, lexicon.PLACES))
     is_dated = not clause.subject.english.startswith("no ") and not negated and rng.random() < 0.4
     times = lexicon.TIMES_PAST if past else lexicon.TIMES_PRESENT
@@ -331,37 +331,39 @@ def _giving_sentence(rng: Random) -> Pair:
     giver, taker = rng.sample(_PEOPLE, 2)
     subject = _subject(rng, giver, negated)
     whom = _noun_phrase(rng, taker, "definite")
-    what = _noun_phrase(rng, _pick(rng, _GIFTS), "positive", negated)
+    gift = _noun_phrase(rng, _pick(rng, _GIFTS), "positive", negated)
     clause = Clause(
-        subject, _pick(rng, lexicon.GIVING), past, negated, ((whom, "dat"), (what, "acc"))
+        subject, _pick(rng, lexicon.GIVING), past, negated, ((whom, "dat"), (gift, "acc"))
     )
     return sentence(*statement(clause))
 
 
 def _relative_sentence(rng: Random) -> Pair:
     """The dog that crossed the street was tired. We saw the dog that crossed the street."""
-    frame, past, kind = _pick(rng, lexicon.ACTIONS), rng.random() < 0.6, rng.random()
+    frame, past, draw = _pick(rng, lexicon.ACTIONS), rng.random() < 0.6, rng.random()
     subject = _pick(rng, frame.subjects)
     clause = _action(rng, frame, subject, False)._replace(past=past)
-    if kind < 0.35:
+    if draw < 0.35:
         thing = _pick(rng, [noun for noun in frame.objects if noun is not subject])
         who = _noun_phrase(rng, subject, "definite")
-        which = relative(thing, clause._replace(subject=who, objects=()), frame.verb.case)
-        return _describe_related(rng, thing, which, past)
-    which = relative(subject, clause, "nom")
-    if kind < 0.65 or frame.verb in lexicon.NOTICING:
-        return _describe_related(rng, subject, which, past)
-    is_named = kind < 0.85 and not subject.is_person
+        relative_clause = relative(thing, clause._replace(subject=who, objects=()), frame.verb.case)
+        return _describe_related(rng, thing, relative_clause, past)
+    relative_clause = relative(subject, clause, "nom")
+    if draw < 0.65 or frame.verb in lexicon.NOTICING:
+        return _describe_related(rng, subject, relative_clause, past)
+    is_named = draw < 0.85 and not subject.is_person
     witness = _plain(rng, _pick(rng, _PEOPLE)) if is_named else _pick(rng, PERSONAL)
     verb = _pick(rng, lexicon.NOTICING)
     main = statement(Clause(witness, verb, past, objects=((phrase(subject, "the"), verb.case),)))
-    return sentence(f"{main.source} {which[0]}", f"{main.target}, {which[1]}")
+    return sentence(f"{main.source} {relative_clause[0]}", f"{main.target}, {relative_clause[1]}")
 
 
-def _describe_related(rng: Random, noun: Noun, which: Expression, past: bool) -> Pair:
+def _describe_related(rng: Random, noun: Noun, relative_clause: Expression, past: bool) -> Pair:
     adjective = _pick(rng, _adjectives_of(noun))
     tail = predicate(adjective, _degree(rng, adjective, ("", "very")))
-    return sentence(*statement(Clause(related_subject(noun, which), lexicon.BE, past, tail=tail)))
+    return sentence(
+        *statement(Clause(related_subject(noun, relative_clause), lexicon.BE, past, tail=tail))
+    )
 
 
 # The corpus.
@@ -392,7 +394,7 @@ def generate(split: Split, count: int, seed: int = 1) -> Iterator[Pair]:
     if count > limit:
         raise ValueError(f"{count} pairs requested of split {split}, which has at most {limit}")
     rng = Random(f"{split} {seed}")
-    kinds = [kind for weight, kind in _SENTENCE_KINDS for _ in range(weight)]
+    kinds = [write_sentence for weight, write_sentence in _SENTENCE_KINDS for _ in range(weight)]
     generated: set[str] = set()
     while len(generated) < count:
         pair = _pick(rng, kinds)(rng)
@@ -477,5 +479,5 @@ def _as_challenge(reason: Reason, past: bool) -> Challenge:
 
 def pronoun_is_correct(challenge: Challenge, translation: str) -> bool:
     """Whether the first pronoun after *weil* is the expected one."""
-    found = re.search(r"\bweil\b.*?\b(er|sie|es)\b", translation)
-    return found is not None and found[1] == challenge.pronoun
+    match = re.search(r"\bweil\b.*?\b(er|sie|es)\b", translation)
+    return match is not None and match[1] == challenge.pronoun

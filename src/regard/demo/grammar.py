@@ -101,9 +101,9 @@ def phrase(
 
 def place(prepositions: Expression, where: NounPhrase) -> Expression:
     """In the garden, im Garten: a preposition with the dative."""
-    article, rest = where.german["dat"].split(" ", 1)
+    article, noun = where.german["dat"].split(" ", 1)
     start = f"{prepositions[1]} {article}"
-    return f"{prepositions[0]} {where.english}", f"{_CONTRACTIONS.get(start, start)} {rest}"
+    return f"{prepositions[0]} {where.english}", f"{_CONTRACTIONS.get(start, start)} {noun}"
 
 
 def predicate(adjective: Adjective, degree: Degree) -> Expression:
@@ -196,10 +196,13 @@ def relative(noun: Noun, clause: Clause, case: Case) -> Expression:
     return f"{whom} {english(clause)}", f"{pronoun} {german(clause, 'final')}"
 
 
-def related_subject(noun: Noun, which: Expression) -> NounPhrase:
+def related_subject(noun: Noun, relative_clause: Expression) -> NounPhrase:
     """The noun with a relative clause about it, which ends in a comma in German."""
     head = phrase(noun, "the")
-    return NounPhrase(f"{head.english} {which[0]}", {"nom": f"{head.german['nom']}, {which[1]},"})
+    return NounPhrase(
+        f"{head.english} {relative_clause[0]}",
+        {"nom": f"{head.german['nom']}, {relative_clause[1]},"},
+    )
 
 
 # Sentences.

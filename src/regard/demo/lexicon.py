@@ -444,13 +444,15 @@ def _text(cell: str) -> str:
 
 def _noun(row: list[str]) -> Noun:
     english, plural, gender, german, german_plural, weak, *tags = map(_text, row)
-    own = frozenset([english, *tags])
-    return Noun(english, plural, cast(Gender, gender), german, german_plural, weak, own)
+    tags_of_noun = frozenset([english, *tags])
+    return Noun(english, plural, cast(Gender, gender), german, german_plural, weak, tags_of_noun)
 
 
 def _verb(row: list[str]) -> Verb:
-    english, past, rest, infinitive, er_form, german_past, prefix, case = map(_text, row)
-    return Verb(english, past, rest, infinitive, er_form, german_past, prefix, cast(Case, case))
+    english, past, participle, infinitive, er_form, german_past, prefix, case = map(_text, row)
+    return Verb(
+        english, past, participle, infinitive, er_form, german_past, prefix, cast(Case, case)
+    )
 
 
 NOUNS = tuple(_noun(row) for row in _rows(_NOUNS))
@@ -467,8 +469,8 @@ VERB = {verb.prefix + verb.infinitive: verb for verb in VERBS}
 
 def nouns_with(tags: str) -> tuple[Noun, ...]:
     """The nouns with at least one of the tags, which are separated by spaces."""
-    wanted = frozenset(tags.split())
-    return tuple(noun for noun in NOUNS if noun.tags & wanted)
+    required = frozenset(tags.split())
+    return tuple(noun for noun in NOUNS if noun.tags & required)
 
 
 def fits(adjective: Adjective, noun: Noun) -> bool:

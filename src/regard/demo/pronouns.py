@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def reason_pronoun(german: str) -> str | None:
     """The pronoun of a clause with *weil* or *obwohl*; None if the sentence has none."""
-    found = re.search(r"\b(?:weil|obwohl)\b.*?\b(er|sie|es)\b", german)
-    return found[1] if found else None
+    match = re.search(r"\b(?:weil|obwohl)\b.*?\b(er|sie|es)\b", german)
+    return match[1] if match else None
 
 
 def pronoun_test(model: Translator, references: Sequence[str]) -> Correct | None:

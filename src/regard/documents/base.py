@@ -137,20 +137,25 @@ class ParsedDocument:
         if self.is_connected:
             return previous_sentences(self.sentences, count)
         return [
-            one for slot in self.slots for one in previous_sentences(slot.text.sentences, count)
+            sentence
+            for slot in self.slots
+            for sentence in previous_sentences(slot.text.sentences, count)
         ]
 
     def write(self, translations: Sequence[SentenceTranslation]) -> bytes:
         """The file with the translations of all its sentences."""
-        rest = iter(translations)
+        remaining = iter(translations)
 
-        def written() -> Iterator[str]:
+        def write_slots() -> Iterator[str]:
             for slot in self.slots:
-                some = [next(rest) for _ in slot.text.sentences]
-                yield slot.write([one.text for one in some], [one.alignment for one in some])
+                sentences = [next(remaining) for _ in slot.text.sentences]
+                yield slot.write(
+                    [sentence.text for sentence in sentences],
+                    [sentence.alignment for sentence in sentences],
+                )
 
-        every = written()
-        texts = {name: template.write(every) for name, template in self.templates.items()}
+        slot_texts = write_slots()
+        texts = {name: template.write(slot_texts) for name, template in self.templates.items()}
         return self.rebuild(texts)
 
 
@@ -205,7 +210,14 @@ DOCUMENT_FORMATS: Registry[type[DocumentFormat]] = Registry("documents")
 def format_of_name(name: str | Path) -> type[DocumentFormat] | None:
     """The format of a file by its suffix."""
     lower = Path(name).name.lower()
-    return next((one for one in DOCUMENT_FORMATS.values() if lower.endswith(one.suffixes)), None)
+    return next(
+        (
+            document_format
+            for document_format in DOCUMENT_FORMATS.values()
+            if lower.endswith(document_format.suffixes)
+        ),
+        None,
+    )
 
 
 def format_of_content(path: Path) -> type[DocumentFormat] | None:
@@ -226,13 +238,20 @@ def recognize(sample: bytes) -> type[DocumentFormat] | None:
         beginning = sample.decode("latin-1")
     else:
         beginning = sample.decode(find_encoding(sample), errors="ignore").removeprefix("\ufeff")
-    return next((one for one in DOCUMENT_FORMATS.values() if one.recognizes(beginning)), None)
+    return next(
+        (
+            document_format
+            for document_format in DOCUMENT_FORMATS.values()
+            if document_format.recognizes(beginning)
+        ),
+        None,
+    )
 
 
 def read_document(path: Path, options: DocumentOptions) -> ParsedDocument:
     """Read a document; its format is recognised by its suffix."""
-    kind = format_of_name(path)
-    assert kind is not None, path
+    document_format = format_of_name(path)
+    assert document_format is not None, path
     try:
         if path.stat().st_size > MAX_FILE_SIZE:
             raise RegardError(f"{path}: larger than {MAX_FILE_SIZE >> 20} MiB")
@@ -240,7 +259,7 @@ def read_document(path: Path, options: DocumentOptions) -> ParsedDocument:
     except OSError as error:
         raise read_error(path, error) from None
     try:
-        return kind(options).parse(content)
+        return document_format(options).parse(content)
     except ValueError as error:
         raise RegardError(f"{path}: {error}") from None
 
@@ -384,7 +403,7 @@ def _check_xml(text: str) -> None:
         nonlocal depth
         depth -= 1
 
-    def entity(name: str, *more: object) -> None:
+    def entity(name: str, *details: object) -> None:
         raise ValueError(
             f"declares the entity {name[:40]!r}; XML with entity declarations is refused"
         )

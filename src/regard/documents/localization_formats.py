@@ -202,7 +202,7 @@ def _po_fields(text: str) -> Iterator[PoField]:
     for match in _PO_FIELD.finditer(text):
         strings = re.findall(r'"((?:\\.|[^"\\\r\n])*)"', match["strings"])
         value = re.sub(
-            r"\\(.)", lambda found: _PO_ESCAPES.get(found[1], found[0]), "".join(strings)
+            r"\\(.)", lambda match: _PO_ESCAPES.get(match[1], match[0]), "".join(strings)
         )
         yield PoField(match["keyword"], value, *match.span("strings"))
 
@@ -226,7 +226,7 @@ CLOSING_CODES = {"ept": "i", "ex": "id", "ec": "startRef"}
 
 def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
     """The content of a segment as inline tokens."""
-    found: list[Inline] = []
+    inlines: list[Inline] = []
     open_marks: list[bool] = []  # whether each enclosing mrk is a segment
     at = 0
     while at < len(tokens):
@@ -234,9 +234,9 @@ def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
         tag = token.name.rpartition(":")[2]
         end = at + 1
         if token.raw.startswith(CDATA):
-            found.append(Inline(token.raw, InlineKind.TEXT, cdata_content(token)))
+            inlines.append(Inline(token.raw, InlineKind.TEXT, cdata_content(token)))
         elif token.is_text:
-            found += _escaped_html(token.raw, soft_breaks)
+            inlines += _escaped_html(token.raw, soft_breaks)
         elif tag in PAIRED_TAGS and not (token.opens and token.closes):
             if tag == "mrk" and token.opens:
                 open_marks.append(xml_attribute(token.attributes, "mtype") == "seg")
@@ -244,17 +244,17 @@ def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
                 open_marks[-1] if token.opens else not open_marks or open_marks.pop()
             )
             if is_segment:
-                found.append(Inline(token.raw, InlineKind.TEXT, "\n"))
+                inlines.append(Inline(token.raw, InlineKind.TEXT, "\n"))
             else:
                 kind = InlineKind.OPEN if token.opens else InlineKind.CLOSE
-                found.append(Inline(token.raw, kind, tag))
+                inlines.append(Inline(token.raw, kind, tag))
         elif token.name:
             end = end_of_element(tokens, at)
-            found.append(_code(token, tag, "".join(one.raw for one in tokens[at:end])))
+            inlines.append(_code(token, tag, "".join(part.raw for part in tokens[at:end])))
         else:
-            found.append(Inline(token.raw, InlineKind.ANCHOR))
+            inlines.append(Inline(token.raw, InlineKind.ANCHOR))
         at = end
-    return found
+    return inlines
 
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
@@ -270,13 +270,13 @@ def cdata_content(token: XmlToken) -> str:
 def _escaped_html(raw: str, soft_breaks: bool) -> Iterator[Inline]:
     """Text of a segment; tags of HTML in it, which are escaped in XML, are no text."""
     done = 0
-    found = [
+    escaped_tags = [
         (match, tag)
         for match in _ESCAPED_TAG.finditer(raw)
         if (tag := _TAG.fullmatch(html.unescape(match[0])))
     ]
-    last = {tag["name"].lower(): match.start() for match, tag in found if tag["slash"]}
-    for match, tag in found:
+    last = {tag["name"].lower(): match.start() for match, tag in escaped_tags if tag["slash"]}
+    for match, tag in escaped_tags:
         yield from unescaped_tokens(raw[done : match.start()], soft_breaks)
         is_closed = match.start() < last.get(tag["name"].lower(), 0)
         yield _tag_token(tag, is_closed)._replace(raw=match[0])
@@ -351,11 +351,11 @@ class BilingualXml(XmlFormat):
         return self.tokens[node.first + 1 : node.last] if node.last > node.first else []
 
     def is_blank(self, node: XmlNode) -> bool:
-        """Whether an element has no content; segments (mrk) without a text are none."""
-        parts = [one for one in self.content(node) if one.name.rpartition(":")[2] != "mrk"]
+        """Whether an element has no content; segments (mrk) without a text do not count as content."""
+        parts = [token for token in self.content(node) if token.name.rpartition(":")[2] != "mrk"]
         return not any(
-            cdata_content(one).strip() if one.raw.startswith(CDATA) else one.raw.strip()
-            for one in parts
+            cdata_content(token).strip() if token.raw.startswith(CDATA) else token.raw.strip()
+            for token in parts
         )
 
     def slots(self, source: XmlNode, soft_breaks: bool) -> list[str | Slot]:
@@ -419,18 +419,18 @@ class XliffDocument(BilingualXml):
             if tag in language:
                 self._name_language(node, language[tag])
             elif xml_attribute(node.token.attributes, "translate") != "no":
-                kept = everywhere or preserve in node.token.attributes
+                keep_space = everywhere or preserve in node.token.attributes
                 units = [node]
                 if tag == "unit":
                     units = [child for name, child in self.children(node) if name == "segment"]
                 for unit in units:
-                    self._fill_unit(unit, kept)
+                    self._fill_unit(unit, keep_space)
 
     def _name_language(self, node: XmlNode, attribute: str) -> None:
         """State the target language if the file does not."""
         source = {"target-language": "source-language", "trgLang": "srcLang"}[attribute]
-        stated = [xml_attribute(node.token.attributes, name) for name in (source, attribute)]
-        if stated[0] and not stated[1] and self.options.target:
+        languages = [xml_attribute(node.token.attributes, name) for name in (source, attribute)]
+        if languages[0] and not languages[1] and self.options.target:
             self.add_until(node.first)
             self.template.add(with_attribute(node.token.raw, attribute, self.options.target))
             self.done += 1
@@ -441,7 +441,7 @@ class XliffDocument(BilingualXml):
         if source is None:
             return
         states = [unit.token.attributes, target.token.attributes if target else ""]
-        state = next((one for text in states if (one := xml_attribute(text, "state"))), None)
+        state = next((value for text in states if (value := xml_attribute(text, "state"))), None)
         if target and not self.is_blank(target) and state not in self.untranslated:
             return
         segmented = parts.get("seg-source", source)
@@ -478,11 +478,13 @@ class TmxDocument(BilingualXml):
             (unit, [child for name, child in self.children(unit) if name == "tuv"])
             for unit in self.nodes("tu")
         ]
-        source, target = self._languages([variant for _, some in units for variant in some])
+        source, target = self._languages([variant for _, variants in units for variant in variants])
         for unit, variants in units:
             texts: dict[str, tuple[XmlNode, XmlNode]] = {}
             for variant in variants:
-                segment = next((one for name, one in self.children(variant) if name == "seg"), None)
+                segment = next(
+                    (child for name, child in self.children(variant) if name == "seg"), None
+                )
                 for language in (source, target):
                     if segment and is_language(_language(variant), language):
                         texts.setdefault(language, (variant, segment))
@@ -490,15 +492,15 @@ class TmxDocument(BilingualXml):
                 self._fill_variant(unit, texts[source], texts.get(target), target)
 
     def _languages(self, variants: Sequence[XmlNode]) -> tuple[str, str]:
-        found = list(dict.fromkeys(map(_language, variants)))
+        languages = list(dict.fromkeys(map(_language, variants)))
         headers = [xml_attribute(node.token.attributes, "srclang") for node in self.nodes("header")]
-        stated = next((code for code in headers if code and code != "*all*"), "")
-        source = self.options.source or stated
-        others = [code for code in found if source and not is_language(code, source)]
+        source_language = next((code for code in headers if code and code != "*all*"), "")
+        source = self.options.source or source_language
+        others = [code for code in languages if source and not is_language(code, source)]
         target = self.options.target or (others[0] if len(others) == 1 else "")
         if not source or not target:
             raise ValueError(
-                f"languages {', '.join(found)}: which are the source and the target? The model does not name "
+                f"languages {', '.join(languages)}: which are the source and the target? The model does not name "
                 "its languages (in its recipe: data.languages)"
             )
         return source, target
@@ -613,7 +615,7 @@ class YamlDocument(TextFormat):
             template.add(text[: key.start_mark.index], self.options.target)
             done = key.end_mark.index
         scalars = {id(node): (node, flow) for root in roots for node, flow in _scalars(root, False)}
-        for node, flow in sorted(scalars.values(), key=lambda one: one[0].start_mark.index):
+        for node, flow in sorted(scalars.values(), key=lambda scalar: scalar[0].start_mark.index):
             start, end = node.start_mark.index, node.end_mark.index
             if properties := _YAML_PROPERTIES.match(text, start, end):
                 start = properties.end()
@@ -640,9 +642,9 @@ def _scalars(node: Any, flow: bool) -> Iterator[tuple[Any, bool]]:
         if node.tag == "tag:yaml.org,2002:str":
             yield node, flow
     elif isinstance(node, yaml.MappingNode | yaml.SequenceNode):
-        inside = flow or bool(node.flow_style)
+        in_brackets = flow or bool(node.flow_style)
         for child in node.value:
-            yield from _scalars(child[1] if isinstance(child, tuple) else child, inside)
+            yield from _scalars(child[1] if isinstance(child, tuple) else child, in_brackets)
 
 
 def _yaml_scalar(raw: str, style: str | None, flow: bool, value: str) -> str:

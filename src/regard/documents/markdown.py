@@ -163,17 +163,17 @@ class MarkdownBlocks:
 
     def _paragraph(self, token: Token, heading: bool) -> Iterator[MarkdownBlock]:
         assert token.map is not None
-        found = []
+        lines = []
         for number, content in enumerate(token.content.split("\n"), token.map[0]):
             line = self.lines[number]
             if not line.text.rstrip().endswith(content.rstrip()):
                 content = content.lstrip()  # the parser has replaced a tab by spaces
-            found.append(Line(self._find(line, content, heading), content))
-        breaks = [self.text[line.end : after.start] for line, after in pairwise(found)]
-        content = "\n".join(line.text for line in found)
+            lines.append(Line(self._find(line, content, heading), content))
+        breaks = [self.text[line.end : after.start] for line, after in pairwise(lines)]
+        content = "\n".join(line.text for line in lines)
         tokens = MarkdownInline(content, breaks, self.references).tokens()
         slot = run_slot(tokens, self.language, escape_markdown)
-        yield MarkdownBlock(found[0].start, found[-1].end, slot)
+        yield MarkdownBlock(lines[0].start, lines[-1].end, slot)
 
     def _find(self, line: Line, content: str, heading: bool) -> int:
         """Where the content of a line begins."""
@@ -344,8 +344,8 @@ class MarkdownInline:
         destination = _DESTINATION.match(self.content, close + 1, stop)
         is_label = destination is not None and destination[0].startswith("[")
         label = destination[0][1:-1] if is_label and destination else self.content[inner:close]
-        known = normalized_label(label) in self.references
-        if destination and (known or not is_label):
+        is_reference = normalized_label(label) in self.references
+        if destination and (is_reference or not is_label):
             end = destination.end()
             if inner - start == 2:
                 return Construct([Inline(self.raw(start, end), InlineKind.ATOM)], end)
@@ -353,7 +353,7 @@ class MarkdownInline:
             opening = Inline("[", InlineKind.OPEN, name)
             closing = Inline(self.raw(close, end), InlineKind.CLOSE, name)
             return Construct([opening, *self._scan(inner, close), closing], end)
-        if known:  # its text is its label, which must stay as it is
+        if is_reference:  # its text is its label, which must stay as it is
             end = close + (3 if self.content.startswith("[]", close + 1) else 1)
             return Construct([Inline(self.raw(start, end), InlineKind.ATOM)], end)
         return None

@@ -121,9 +121,9 @@ class Document(Sentences):
         self, translations: Sequence[str], alignments: Sequence[Floats | None] | None = None
     ) -> str:
         """The document with each sentence replaced by its translation; see ``insert_elements`` for alignments."""
-        given = alignments or [None] * len(translations)
-        assert len(translations) == len(given) == len(self.sentences)
-        parts = map(self.join_one, range(len(translations)), translations, given)
+        sentence_alignments = alignments or [None] * len(translations)
+        assert len(translations) == len(sentence_alignments) == len(self.sentences)
+        parts = map(self.join_one, range(len(translations)), translations, sentence_alignments)
         return "".join([*parts, self.separators[-1]])
 
     def join_one(self, index: int, translation: str, alignment: Floats | None = None) -> str:
@@ -314,10 +314,12 @@ def add_run(document: Document, run: Sequence[Inline], language: str) -> None:
     if not _has_text(text, Span(0, len(text)), atoms):
         document.add_markup("".join(token.raw for token in run))
         return
-    found = _tagged_sentences(text, tags, list(sentence_spans(text, language)))
-    sentences = [one for one in found if _has_text(text, one.span, atoms)]
-    owner = {index: number for number, one in enumerate(sentences) for index in one.tags}
-    raws, separators = _raw_parts(run, plain.spans, [one.span for one in sentences], owner)
+    tagged = _tagged_sentences(text, tags, list(sentence_spans(text, language)))
+    sentences = [sentence for sentence in tagged if _has_text(text, sentence.span, atoms)]
+    owner = {index: number for number, sentence in enumerate(sentences) for index in sentence.tags}
+    raws, separators = _raw_parts(
+        run, plain.spans, [sentence.span for sentence in sentences], owner
+    )
     for (span, elements, _), raw, separator in zip(sentences, raws, separators, strict=False):
         document.add_markup(separator)
         document.add_sentence(text[span.start : span.end], elements, raw)
@@ -339,8 +341,10 @@ class PlainRun(NamedTuple):
     @classmethod
     def of(cls, run: Sequence[Inline]) -> PlainRun:
         literal = "".join(token.text for token in run if token.kind is InlineKind.TEXT)
-        taken = set(_PLACEHOLDER.findall(literal))
-        placeholders = (name for name in map("{{{}}}".format, count(1)) if name not in taken)
+        literal_placeholders = set(_PLACEHOLDER.findall(literal))
+        placeholders = (
+            name for name in map("{{{}}}".format, count(1)) if name not in literal_placeholders
+        )
         texts: list[str] = []
         spans: list[Span] = []
         tags: list[InlineTag] = []
@@ -395,12 +399,12 @@ def _raw_parts(
         while done < end:
             while number < len(sentences) and sentences[number].end <= done:
                 number += 1
-            inside = number < len(sentences) and sentences[number].start <= done
+            in_sentence = number < len(sentences) and sentences[number].start <= done
             stop = end
             if number < len(sentences) and literal:
-                stop = min(end, sentences[number].end if inside else sentences[number].start)
+                stop = min(end, sentences[number].end if in_sentence else sentences[number].start)
             part = raw[done - start : stop - start] if literal else raw
-            (raws if inside else separators)[number].append(part)
+            (raws if in_sentence else separators)[number].append(part)
             done = stop
     return ["".join(part) for part in raws], ["".join(part) for part in separators]
 
@@ -427,24 +431,24 @@ def _tagged_sentences(
             for offset in (tag.offset, tag.end)
         }
     )
-    found = []
+    tagged = []
     for index, (start, end) in enumerate(sentences):
         cuts = set(unpaired[bisect_right(unpaired, start) : bisect_left(unpaired, end)])
-        inside = pairs.get(index, [])
+        open_pairs = pairs.get(index, [])
         while True:
             borders = pairwise([start, *sorted(cuts), end])
             pieces = [span for border in borders for span in split_long_sentence(text, *border)]
-            crossing = {pair for pair in inside if _crosses(tags, pair, pieces)}
+            crossing = {pair for pair in open_pairs if _crosses(tags, pair, pieces)}
             if not crossing:
                 break
-            inside = [pair for pair in inside if pair not in crossing]
+            open_pairs = [pair for pair in open_pairs if pair not in crossing]
             offsets = {tags[tag].offset for pair in crossing for tag in pair}
             cuts |= {offset for offset in offsets if start < offset < end}
         for span in pieces:
-            elements, indices = _element_tree(span, tags, inside)
-            found.append(TaggedSentence(span, elements, indices))
-            inside = [pair for pair in inside if pair[0] not in indices]
-    return found
+            elements, indices = _element_tree(span, tags, open_pairs)
+            tagged.append(TaggedSentence(span, elements, indices))
+            open_pairs = [pair for pair in open_pairs if pair[0] not in indices]
+    return tagged
 
 
 def _crosses(tags: Sequence[InlineTag], pair: TagPair, pieces: Sequence[Span]) -> bool:
@@ -493,7 +497,11 @@ def _tag_pairs(tags: Sequence[InlineTag], sentences: Sequence[Span]) -> dict[int
                 pairs.setdefault(sentence, []).append((first, index))
         else:
             open_tags.clear()
-    return {index: sorted(some) for index, some in pairs.items() if len(some) <= MAX_ELEMENTS}
+    return {
+        index: sorted(tag_pairs)
+        for index, tag_pairs in pairs.items()
+        if len(tag_pairs) <= MAX_ELEMENTS
+    }
 
 
 def _element_tree(
@@ -566,10 +574,16 @@ def project_elements(
 
 def _empty_ranges_together(elements: Sequence[Element]) -> list[Element]:
     """Elements of which the end of a range without text belongs to the same word as its beginning."""
-    begins = {one.range_name: one.start for one in elements if one.range_name and not one.follows}
+    begins = {
+        element.range_name: element.start
+        for element in elements
+        if element.range_name and not element.follows
+    }
     return [
-        replace(one, follows=False) if begins.get(one.range_name) == one.start else one
-        for one in elements
+        replace(element, follows=False)
+        if begins.get(element.range_name) == element.start
+        else element
+        for element in elements
     ]
 
 
@@ -577,9 +591,9 @@ def _order_ranges(elements: Sequence[Element], words: Sequence[Span]) -> list[El
     """Elements whose ranges begin before they end: one that was turned around covers the words of both ends."""
     ordered = list(elements)
     begins = {
-        one.range_name: index
-        for index, one in enumerate(elements)
-        if one.range_name and not one.follows
+        element.range_name: index
+        for index, element in enumerate(elements)
+        if element.range_name and not element.follows
     }
     for end, element in enumerate(elements):
         begin = begins.get(element.range_name, end)
@@ -589,7 +603,7 @@ def _order_ranges(elements: Sequence[Element], words: Sequence[Span]) -> list[El
             stop = min((word.end for word in words if word.start >= last), default=last)
             ordered[begin] = replace(elements[begin], start=start, end=start)
             ordered[end] = replace(element, start=stop, end=stop)
-    return ordered if ordered == elements else sorted(ordered, key=lambda one: one.start)
+    return ordered if ordered == elements else sorted(ordered, key=lambda element: element.start)
 
 
 def write_elements(text: str, elements: Sequence[Element], encode: Encode) -> str:
@@ -639,12 +653,12 @@ class _ElementProjector:
         """The elements with their spans in the translation, in characters."""
         for name in _placeholders(elements):  # the alignment of a placeholder is known
             at = self.sentence.find(name)
-            inside = _units_inside(self.source, Span(at, at + len(name)))
+            units = _units_inside(self.source, Span(at, at + len(name)))
             copied = self._copied(name)
             self.alignment[copied.start : copied.end] = 0.0
-            self.alignment[copied.start : copied.end, inside] = 1.0
-        whole = Span(0, len(self.target))
-        return self._place(elements, list(range(len(self.source))), whole)
+            self.alignment[copied.start : copied.end, units] = 1.0
+        all_units = Span(0, len(self.target))
+        return self._place(elements, list(range(len(self.source))), all_units)
 
     def _copied(self, placeholder: str) -> Span:
         """The units of a placeholder in the translation; empty if the translation does not have it."""
@@ -659,17 +673,17 @@ class _ElementProjector:
 
         parent: the source units of the enclosing element.
         """
-        inside = [self._source_units(element) for element in elements]
-        gains = [self._gains(units, parent) for units in inside]
+        source_units = [self._source_units(element) for element in elements]
+        gains = [self._gains(units, parent) for units in source_units]
         gaps, placed = [available], []
         for index in sorted(range(len(elements)), key=lambda i: -gains[i].max(initial=-1.0)):
             element = elements[index]
             span, gap = self._span_of(element, gains[index], gaps)
             gaps.remove(gap)
             gaps += [Span(gap.start, span.start), Span(span.end, gap.end)]
-            children = self._place(element.children, inside[index], span)
+            children = self._place(element.children, source_units[index], span)
             placed.append((span, index, self._in_characters(element, span, children)))
-        return [element for *_, element in sorted(placed, key=lambda one: one[:2])]
+        return [element for *_, element in sorted(placed, key=lambda placement: placement[:2])]
 
     def _span_of(self, element: Element, gains: Floats, gaps: Sequence[Span]) -> tuple[Span, Span]:
         """The span of an element and the gap it lies in."""
@@ -688,15 +702,15 @@ class _ElementProjector:
         """The units inside an element; for an empty element, the unit that it belongs to."""
         if element.start < element.end:
             return _units_inside(self.source, Span(element.start, element.end))
-        every = range(len(self.source))
+        units = range(len(self.source))
         if element.follows:
-            return [i for i in every if self.source[i].start < element.start][-1:]
-        return [i for i in every if self.source[i].end > element.start][:1]
+            return [i for i in units if self.source[i].start < element.start][-1:]
+        return [i for i in units if self.source[i].end > element.start][:1]
 
-    def _gains(self, inside: list[int], parent: list[int]) -> Floats:
+    def _gains(self, units: list[int], parent: list[int]) -> Floats:
         """For each unit of the translation: its weight inside the element minus its weight outside of it."""
-        outside = sorted(set(parent) - set(inside))
-        weight = self.alignment[:, inside].max(1, initial=0.0)
+        outside = sorted(set(parent) - set(units))
+        weight = self.alignment[:, units].max(1, initial=0.0)
         other = self.alignment[:, outside].max(1, initial=0.0)
         return np.asarray(weight - other, dtype=np.float32)
 
@@ -707,9 +721,9 @@ class _ElementProjector:
         else:
             start = target[first].start if first < len(target) else target[-1].end if target else 0
         end = target[last - 1].end if last > first else start
-        inside = self._source_units(element)
-        if last - first == len(inside) == 1:
-            source = self.source[inside[0]]
+        source_units = self._source_units(element)
+        if last - first == len(source_units) == 1:
+            source = self.source[source_units[0]]
             if self._text(source, self.sentence) == self._text(target[first], self.translation):
                 # A part of a word that is copied, such as the 2 of H2O.
                 start += max(0, element.start - source.start)
@@ -727,15 +741,15 @@ def _units_inside(units: Sequence[Span], span: Span) -> list[int]:
 
 def _best_span(gains: Floats, gaps: Sequence[Span]) -> tuple[Span, Span]:
     """The span with the largest sum of gains and the gap it lies in; at least one unit if any gap has one."""
-    found = [(-np.inf, Span(gap.start, gap.start), gap) for gap in gaps]
+    candidates = [(-np.inf, Span(gap.start, gap.start), gap) for gap in gaps]
     for gap in gaps:
         start, total = gap.start, 0.0
         for unit in range(gap.start, gap.end):
             if total <= 0:
                 start, total = unit, 0.0
             total += float(gains[unit])
-            found.append((total, Span(start, unit + 1), gap))
-    _, span, gap = max(found, key=lambda one: one[0])
+            candidates.append((total, Span(start, unit + 1), gap))
+    _, span, gap = max(candidates, key=lambda candidate: candidate[0])
     return span, gap
 
 
@@ -753,8 +767,8 @@ def _write(
         end = min(max(element.end, start), span.end)
         inner = ""
         if not element.placeholder:
-            own = element.encode or encode
-            inner = _write(text, element.children, Span(start, end), own, encode_rest)
+            element_encode = element.encode or encode
+            inner = _write(text, element.children, Span(start, end), element_encode, encode_rest)
         parts += [encode_rest(text[done:start], encode), element.opening, inner, element.closing]
         done = end
     return "".join([*parts, encode_rest(text[done : span.end], encode)])

@@ -64,13 +64,13 @@ class StyledText(Sentences):
         at = 0
         for index, separator in enumerate(plain.separators):
             end = at + len(separator)
-            if some := list(clip(elements, Span(at, end), edges=True)):
-                styled.between[index] = some
+            if clipped := list(clip(elements, Span(at, end), edges=True)):
+                styled.between[index] = clipped
             if index == len(plain.sentences):
                 break
             at, end = end, end + len(plain.sentences[index])
-            if some := list(clip(elements, Span(at, end), edges=False)):
-                styled.elements[index] = some
+            if clipped := list(clip(elements, Span(at, end), edges=False)):
+                styled.elements[index] = clipped
             at = end
         return styled
 
@@ -79,16 +79,18 @@ class StyledText(Sentences):
     ) -> str:
         text = ""
         elements: list[Element] = []
-        given = alignments or [None] * len(translations)
+        sentence_alignments = alignments or [None] * len(translations)
         for index, separator in enumerate(self.separators):
             elements += shift(self.between.get(index, []), len(text))
             text += separator
             if index == len(self.sentences):
                 break
             sentence, translation = self.sentences[index], translations[index]
-            some = self.elements.get(index, [])
-            placed = project_elements(sentence, translation, some, given[index]) if some else []
-            elements += shift(placed, len(text))
+            inside = self.elements.get(index, [])
+            if inside:
+                alignment = sentence_alignments[index]
+                placed = project_elements(sentence, translation, inside, alignment)
+                elements += shift(placed, len(text))
             text += translation + self.space_after(index, translation)
         return write_elements(text, merge(elements), self.base)
 
@@ -102,10 +104,10 @@ def clip(elements: Sequence[Element], span: Span, edges: bool) -> Iterator[Eleme
         start, end = max(element.start, span.start), min(element.end, span.end)
         if element.start == element.end:
             at = element.start
-            inside = span.start <= at <= span.end if edges else span.start < at < span.end
+            overlaps = span.start <= at <= span.end if edges else span.start < at < span.end
         else:
-            inside = start < end
-        if inside:
+            overlaps = start < end
+        if overlaps:
             children = list(clip(element.children, span, edges))
             yield replace(
                 element, start=start - span.start, end=end - span.start, children=children
@@ -192,8 +194,8 @@ class RunReader:
         at = 0
         stretch: list[Run] = []
         while at < len(self.tokens):
-            if found := self._movable(at):
-                at, run = found
+            if run_and_end := self._movable(at):
+                at, run = run_and_end
                 stretch.append(run)
                 continue
             self._add_stretch(stretch)
@@ -217,6 +219,7 @@ class RunReader:
                 return end - 1
         return at + 1
 
+    # -----------------------------------------------------------------------------------------
     # Stretches
 
     def _movable(self, at: int) -> tuple[int, Run] | None:
@@ -232,8 +235,8 @@ class RunReader:
             return self._run(at)
         if self.is_element(token, *RANGES) and token.closes:
             marker = InlineKind.MARK if token.name.endswith("End") else InlineKind.ANCHOR
-            kind = token.name.removesuffix("End").removesuffix("Start")
-            name = f"{kind} {xml_attribute(token.attributes, f'{self.prefix}id')}"
+            range_type = token.name.removesuffix("End").removesuffix("Start")
+            name = f"{range_type} {xml_attribute(token.attributes, f'{self.prefix}id')}"
             return at + 1, Run(token.raw, marker=marker, range_name=name)
         if self.is_element(token, "proofErr") and token.closes:
             return at + 1, Run(token.raw)
@@ -252,10 +255,10 @@ class RunReader:
         children: list[Run] = []
         inner = at + 1
         while inner < end - 1:
-            found = self._movable(inner)
-            if not found:
+            run_and_end = self._movable(inner)
+            if not run_and_end:
                 return None
-            inner, run = found
+            inner, run = run_and_end
             children.append(run)
         opening, closing = self.tokens[at].raw, self.tokens[end - 1].raw
         return end, Run(self.raw(at, end), children=children, opening=opening, closing=closing)
@@ -514,7 +517,7 @@ class OpenDocument(ArchiveFormat):
                 continue
             is_deleted = token.name in DELETED and not token.closes
             end = end_of_element(tokens, at) if is_deleted else at + 1
-            template.add(self._slot(run), "".join(one.raw for one in tokens[at:end]))
+            template.add(self._slot(run), "".join(part.raw for part in tokens[at:end]))
             run = []
             if token.name in PARAGRAPHS:
                 open_paragraphs += token.opens - token.closes
@@ -538,20 +541,20 @@ def _end_of_inline(tokens: Sequence[XmlToken], at: int) -> int:
     if not token.opens or token.name == "text:ruby":  # of an element with paragraphs, or with text
         return at
     end = end_of_element(tokens, at)
-    return at if any(one.name in PARAGRAPHS for one in tokens[at:end]) else end
+    return at if any(part.name in PARAGRAPHS for part in tokens[at:end]) else end
 
 
 def range_name(token: XmlToken) -> str:
     """What the beginning and the end of a range have in common; empty for a single marker."""
     names = ("text:name", "office:name", "text:change-id", "text:id")
-    found = [value for name in names if (value := xml_attribute(token.attributes, name))]
-    kind = token.name.removesuffix("-start").removesuffix("-end")
-    return f"{kind} {found[0]}" if found else ""
+    values = [value for name in names if (value := xml_attribute(token.attributes, name))]
+    range_type = token.name.removesuffix("-start").removesuffix("-end")
+    return f"{range_type} {values[0]}" if values else ""
 
 
 def _inline_tokens(tokens: Sequence[XmlToken]) -> Iterator[Inline]:
     """The inline token of these XML tokens; several for a text with entities."""
-    raw, token = "".join(one.raw for one in tokens), tokens[0]
+    raw, token = "".join(part.raw for part in tokens), tokens[0]
     if token.is_text and not raw.startswith("<"):
         yield from unescaped_tokens(raw, soft_breaks=True)
     elif token.is_text:

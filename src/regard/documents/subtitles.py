@@ -88,9 +88,11 @@ class Subtitles(TextFormat):
         document = Document(escape=self.encode_text)
         add_run(document, run, self.options.source)
         newline = LINE_BREAK.search(text)
-        longest = max(self.line_length, *(len(line.text) for line in cue))
+        line_length = max(self.line_length, *(len(line.text) for line in cue))
         raw = text[cue[0].start : cue[-1].end]
-        return Slot(document, raw, partial(break_lines, longest, newline[0] if newline else "\n"))
+        return Slot(
+            document, raw, partial(break_lines, line_length, newline[0] if newline else "\n")
+        )
 
     def _tokens(self, line: str) -> Iterator[Inline]:
         done = 0
@@ -104,23 +106,23 @@ class Subtitles(TextFormat):
         yield from self.decode_text(line[done:])
 
 
-def break_lines(longest: int, newline: str, text: str) -> str:
+def break_lines(line_length: int, newline: str, text: str) -> str:
     """Break lines that are too long into lines of about equal length; tags do not count."""
-    return newline.join(newline.join(_broken(line, longest)) for line in LINE_BREAK.split(text))
+    return newline.join(newline.join(_broken(line, line_length)) for line in LINE_BREAK.split(text))
 
 
-def _broken(line: str, longest: int) -> list[str]:
+def _broken(line: str, line_length: int) -> list[str]:
     words = re.findall(r"(?:<[^<>]*>|\{\\[^{}]*\}|\S)+", line)
     lengths = [len(_CUE_MARKUP.sub("", word)) + 1 for word in words]
-    count = math.ceil((sum(lengths) - 1) / longest)
+    count = math.ceil((sum(lengths) - 1) / line_length)
     if count < 2:
         return [line]
-    target, lines, used = sum(lengths) / count, [""], 0.0
+    target, lines, total_length = sum(lengths) / count, [""], 0.0
     for word, length in zip(words, lengths, strict=True):
-        if lines[-1] and used + length / 2 > target * len(lines) and len(lines) < count:
+        if lines[-1] and total_length + length / 2 > target * len(lines) and len(lines) < count:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + word
-        used += length
+        total_length += length
     return lines
 
 

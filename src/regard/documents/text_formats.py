@@ -85,12 +85,14 @@ class PlainTextDocument(TextFormat):
 
     def parse(self, content: bytes) -> ParsedDocument:
         """Split a file into slots; one with the content of another format, such as subtitles, is read as that."""
-        kind = recognize(content[:SNIFFED])
-        if kind is None:
+        document_format = recognize(content[:SNIFFED])
+        if document_format is None:
             return super().parse(content)
-        if not kind.is_text:
-            raise ValueError(f"{kind.why_not_lines}; its name must end in {kind.suffixes[0]}")
-        return kind(self.options).parse(content)
+        if not document_format.is_text:
+            raise ValueError(
+                f"{document_format.why_not_lines}; its name must end in {document_format.suffixes[0]}"
+            )
+        return document_format(self.options).parse(content)
 
     def split(self, text: str) -> Template:
         lines = lines_of(text)
@@ -176,23 +178,25 @@ class Table(TextFormat):
 
     def _columns(self, header: Sequence[str]) -> tuple[list[int], int]:
         """The indices of the columns to translate, and the number of header lines."""
-        given = self.options.columns
+        columns = self.options.columns
         names = [name.strip() for name in header]
-        if not given:
-            known = ", ".join(names[:20])
+        if not columns:
+            choices = ", ".join(names[:20])
             raise ValueError(
                 f"name the columns to translate, for example --columns {names[-1] if names else 1} "
-                f"(the first line has: {known})"
+                f"(the first line has: {choices})"
             )
-        if all(name in names for name in given):
-            return sorted(names.index(name) for name in given), 1
-        wrong = [name for name in given if not (name.isdecimal() and 1 <= int(name) <= len(names))]
-        if wrong:
+        if all(name in names for name in columns):
+            return sorted(names.index(name) for name in columns), 1
+        unknown = [
+            name for name in columns if not (name.isdecimal() and 1 <= int(name) <= len(names))
+        ]
+        if unknown:
             raise ValueError(
-                f"no column {wrong[0]}; use a name from the first line ({', '.join(names[:20])}) "
+                f"no column {unknown[0]}; use a name from the first line ({', '.join(names[:20])}) "
                 f"or a number from 1 to {len(names)}"
             )
-        return sorted(int(name) - 1 for name in given), 0
+        return sorted(int(name) - 1 for name in columns), 0
 
 
 class Field(NamedTuple):

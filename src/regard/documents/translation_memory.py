@@ -71,17 +71,17 @@ class TranslationMemory:
 
     def best(self, text: str, threshold: float) -> Match | None:
         """The most similar entry, if its score is at least ``threshold``."""
-        if found := self.exact(text):
-            return found
+        if match := self.exact(text):
+            return match
         words = _words(text)
         # An entry above the threshold shares most words with the text, so it has one of the rarest of them.
         rarest = sorted(set(words), key=lambda word: len(self._rows.get(word, ())))
         found_rows: Counter[int] = Counter()
         for word in rarest[: len(rarest) - int(threshold * len(rarest)) + 1]:
             found_rows.update(self._rows.get(word, ()))
-        likely = [row for row, _ in found_rows.most_common(MAX_CANDIDATES)]
-        likely.sort(key=lambda row: -len(set(words) & set(self._words[row])))
-        scored = ((similarity(words, self._words[row]), row) for row in likely[:CANDIDATES])
+        candidate_rows = [row for row, _ in found_rows.most_common(MAX_CANDIDATES)]
+        candidate_rows.sort(key=lambda row: -len(set(words) & set(self._words[row])))
+        scored = ((similarity(words, self._words[row]), row) for row in candidate_rows[:CANDIDATES])
         score, row = max(scored, default=(0.0, -1))
         if row < 0 or score < threshold:
             return None

@@ -1,4 +1,4 @@
-"""Reads or writes one document in a process of its own: ``python -m regard.documents.worker SECONDS``.
+"""Reads or writes one document in its own process: ``python -m regard.documents.worker SECONDS``.
 
 Documents of clients are not trusted: a small file can be made so that reading it takes minutes or gigabytes. The server
 therefore starts this process for each of them, with limits of CPU time and memory and with low priority, and can stop
@@ -35,10 +35,10 @@ class DocumentTask(NamedTuple):
 
 def perform(task: DocumentTask) -> tuple[dict[str, Any], bytes]:
     """The sentences of a document and whether they have inline elements, or the translated document; or an error."""
-    kind = format_of_name(task.name)
-    assert kind is not None, task.name
+    document_format = format_of_name(task.name)
+    assert document_format is not None, task.name
     try:
-        document = kind(task.options).parse(task.content)
+        document = document_format(task.options).parse(task.content)
         if task.translations is not None:
             return {}, document.write(task.translations)
         return {"sentences": document.sentences, "has_elements": document.has_elements}, b""

@@ -1,10 +1,10 @@
 """``regard lab``: runs the experiments of claims, and computes their verdicts from the numbers.
 
-All claims share the trainings of one folder: the recipe of the lab itself is trained once per seed for all of them.
-Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. The noise is
-estimated from all trainings of the lab together (``results.block_deviation``), in the logarithm of the loss, because
-seeds change a loss by a factor. A verdict is *confirmed* if the 95% interval of the difference lies on the side that
-the claim says, *contradicted* if it lies on the other side, and *not at this size* if it does not tell.
+All claims share the training runs of one folder: the recipe of the lab itself is trained once per seed for all of them.
+Training runs with the same seed see the same batches in the same order, so variants are compared seed by seed. The
+noise is estimated from all training runs of the lab together (``results.block_deviation``), in the logarithm of the
+loss, because seeds change a loss by a factor. A verdict is *confirmed* if the 95% interval of the difference lies on
+the side that the claim says, *contradicted* if it lies on the other side, and *not at this size* if it does not tell.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEEDS = 3
 VOCABULARY = 500
 """tokens of the lab's tokenizer"""
 DIVERGED: dict[ClaimMetric, float] = {"loss": math.log(VOCABULARY), "BLEU": 0.0}
-"""what a training that diverged counts as: the loss of a model that knows nothing"""
+"""what a training run that diverged counts as: the loss of a model that knows nothing"""
 SHARE = 80
 """fewer than one in this many sentences of the grammar would be too few for the corpus of the lab"""
 FEW = 500
@@ -109,19 +109,19 @@ def write_lab_corpus(folder: Path, size: LabSize) -> None:
     """
     sample = generate("train", 20_000)
     counts = Counter(word for pair in sample for word in _words(pair.source))
-    known = {word for word, _ in counts.most_common(size.words)}
+    frequent_words = {word for word, _ in counts.most_common(size.words)}
     folder.mkdir(parents=True, exist_ok=True)
     for split, number in size.pairs.items():
         simple = (
             pair
             for pair in generate(split, SHARE * number)
-            if len(pair.source.split()) <= size.longest and {*_words(pair.source)} <= known
+            if len(pair.source.split()) <= size.longest and {*_words(pair.source)} <= frequent_words
         )
-        kept = list(islice(simple, number))
-        assert len(kept) == number, (split, len(kept))
-        write_pairs(folder / split, kept)
+        pairs = list(islice(simple, number))
+        assert len(pairs) == number, (split, len(pairs))
+        write_pairs(folder / split, pairs)
         if split == "train":
-            write_pairs(folder / "few", kept[:FEW])
+            write_pairs(folder / "few", pairs[:FEW])
 
 
 def _words(text: str) -> list[str]:
@@ -204,39 +204,44 @@ def score_evidence(
     the same seeds in the same order.
     """
     checked = []
-    for one in expectations:
-        ours, theirs = groups[one.metric][one.system], groups[one.metric][one.baseline]
-        if one.metric == "loss":
+    for expectation in expectations:
+        ours, theirs = (
+            groups[expectation.metric][expectation.system],
+            groups[expectation.metric][expectation.baseline],
+        )
+        if expectation.metric == "loss":
             first, second = ([math.log(value) for value in values] for values in (ours, theirs))
             deviation, freedom = noise or block_deviation([first, second])
             difference = block_difference(first, second, deviation, freedom)
-            text = describe_ratio(one.system, difference)
+            text = describe_ratio(expectation.system, difference)
         else:
             pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]
             if paired:
                 pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
             difference = contrast(pairs)
-            text = describe_difference(one.system, difference, "BLEU")
-        expected = f"{one.system} {one.relation} {one.baseline} in {one.metric}"
-        verdict = judge(one, difference)
+            text = describe_difference(expectation.system, difference, "BLEU")
+        expected = f"{expectation.system} {expectation.relation} {expectation.baseline} in {expectation.metric}"
+        verdict = judge(expectation, difference)
         checked.append(
-            CheckedExpectation(f"{text}, against {one.baseline}", expected, verdict, difference)
+            CheckedExpectation(
+                f"{text}, against {expectation.baseline}", expected, verdict, difference
+            )
         )
-    judged = dict.fromkeys(one.metric for one in expectations)
+    metrics = dict.fromkeys(expectation.metric for expectation in expectations)
     stored = {
-        metric: {label: list(values) for label, values in some.items()}
-        for metric, some in groups.items()
+        metric: {label: list(values) for label, values in scores.items()}
+        for metric, scores in groups.items()
     }
-    drawn = {label: list(points) for label, points in (curves or {}).items()}
+    curve_points = {label: list(points) for label, points in (curves or {}).items()}
     return Evidence(
         setting,
         command,
-        overall([one.verdict for one in checked]),
-        [one.text for one in checked],
+        overall([expectation.verdict for expectation in checked]),
+        [expectation.text for expectation in checked],
         stored,
         checked,
-        score_figures(title, {metric: stored[metric] for metric in judged}, drawn),
-        drawn,
+        score_figures(title, {metric: stored[metric] for metric in metrics}, curve_points),
+        curve_points,
     )
 
 
@@ -268,13 +273,15 @@ def score_figures(
     BLEU has intervals. Those of a loss would be misleading, because seeds are compared with each other.
     """
     figures: dict[str, str] = {}
-    for metric, some in groups.items():
-        estimates = {label: mean_over_seeds(values) for label, values in some.items()}
+    for metric, scores in groups.items():
+        estimates = {label: mean_over_seeds(values) for label, values in scores.items()}
         if metric == "loss":
-            estimates = {label: Estimate(one.value) for label, one in estimates.items()}
-        what = "Seeds and mean" if metric == "loss" else "Seeds, mean and 95% interval"
-        rows = [IntervalRow(label, one, some[label]) for label, one in estimates.items()]
-        figures[metric] = interval_plot(f"{title} {what}", AXES[metric], rows, zero=True)
+            estimates = {label: Estimate(estimate.value) for label, estimate in estimates.items()}
+        caption = "Seeds and mean" if metric == "loss" else "Seeds, mean and 95% interval"
+        rows = [
+            IntervalRow(label, estimate, scores[label]) for label, estimate in estimates.items()
+        ]
+        figures[metric] = interval_plot(f"{title} {caption}", AXES[metric], rows, zero=True)
     if curves and "loss" in groups:
         lines = [Curve(label, points) for label, points in curves.items()]
         figures["curves"] = curve_plot(
@@ -288,7 +295,7 @@ def score_figures(
 
 
 def lab_design(claims: Sequence[Claim], out: Path, device: str, seeds: int) -> Design:
-    """One design for all claims, so that they share trainings. The first variant is the recipe of the lab."""
+    """One design for all claims, so that they share training runs. The first variant is the recipe of the lab."""
     names = dict.fromkeys(tuple(changes) for claim in claims for changes in claim.variants.values())
     variants = [Variant(variant_name(changes), changes) for changes in ((), *names) if changes]
     changes = (
@@ -329,23 +336,23 @@ def run_lab(
     if not (folder / CORPUS / "test.de").exists():
         write_lab_corpus(folder / CORPUS, SIZES[device])
     design = lab_design(claims, folder, device, seeds)
-    every = {*names} == {one.name for one in CLAIMS.values() if one.variants}
-    chosen = "--all" if every else " ".join(dict.fromkeys(names))
-    command = f"regard lab run {chosen} --device {device} --seeds {seeds}"
+    is_complete = {*names} == {claim.name for claim in CLAIMS.values() if claim.variants}
+    arguments = "--all" if is_complete else " ".join(dict.fromkeys(names))
+    command = f"regard lab run {arguments} --device {device} --seeds {seeds}"
     content = run_experiment(
         design, folder, minutes=minutes, jobs=jobs, command=command, report=report
     )
-    known = {one.name for one in design.variants}
-    found = {}
+    variants = {variant.name for variant in design.variants}
+    evidence_by_claim = {}
     for claim in claims:
-        evidence = judge_experiment(claim, content, device, seeds, known, command)
+        evidence = judge_experiment(claim, content, device, seeds, variants, command)
         if evidence is not None:
-            found[claim.name] = evidence
+            evidence_by_claim[claim.name] = evidence
             write_claim(folder / "results", claim.name, {"experiment": evidence.to_json()})
-            for kind, figure in evidence.figures.items():
-                write_text(folder / "results" / f"{claim.name}-{kind}.svg", figure)
+            for figure_name, figure in evidence.figures.items():
+                write_text(folder / "results" / f"{claim.name}-{figure_name}.svg", figure)
     check_failures(content)
-    return found
+    return evidence_by_claim
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
@@ -364,7 +371,7 @@ def judge_experiment(
     known: Collection[str],
     command: str = "",
 ) -> Evidence | None:
-    """The evidence of a claim from the results of the lab's experiment; None if trainings are missing.
+    """The evidence of a claim from the results of the lab's experiment; None if training runs are missing.
 
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
     command: what was run.
@@ -373,18 +380,18 @@ def judge_experiment(
     curves = {}
     for label, changes in claim.variants.items():
         name = variant_name(changes) if variant_name(changes) in known else THE_RECIPE
-        own = [one for one in content["trainings"] if one["variant"] == name]
-        own.sort(key=lambda one: int(one["seed"]))
-        if len(own) < seeds:
+        runs = [run for run in content["trainings"] if run["variant"] == name]
+        runs.sort(key=lambda run: int(run["seed"]))
+        if len(runs) < seeds:
             return None
-        groups["BLEU"][label] = [_or_diverged(one["score"], "BLEU") for one in own]
-        groups["loss"][label] = [_or_diverged(one["details"].get("loss"), "loss") for one in own]
+        groups["BLEU"][label] = [_or_diverged(run["score"], "BLEU") for run in runs]
+        groups["loss"][label] = [_or_diverged(run["details"].get("loss"), "loss") for run in runs]
         curves[label] = mean_curve(content, name)
     where = ", ".join(
         dict.fromkeys(
-            one["details"]["hardware"]
-            for one in content["trainings"]
-            if "hardware" in one["details"]
+            run["details"]["hardware"]
+            for run in content["trainings"]
+            if "hardware" in run["details"]
         )
     )
     return score_evidence(
@@ -401,12 +408,14 @@ def judge_experiment(
 def seed_noise(content: Mapping[str, Any], seeds: int) -> tuple[float, int]:
     """The deviation of the logarithm of the loss over all variants of the lab, and its degrees of freedom."""
     logs: dict[str, dict[int, float]] = {}
-    for one in content["trainings"]:
-        loss = _or_diverged(one["details"].get("loss"), "loss")
-        logs.setdefault(one["variant"], {})[int(one["seed"])] = math.log(loss)
+    for run in content["trainings"]:
+        loss = _or_diverged(run["details"].get("loss"), "loss")
+        logs.setdefault(run["variant"], {})[int(run["seed"])] = math.log(loss)
     complete = {
-        tuple(some[seed] for seed in sorted(some)) for some in logs.values() if len(some) >= seeds
-    }  # a set, because variants that share a training count once
+        tuple(by_seed[seed] for seed in sorted(by_seed))
+        for by_seed in logs.values()
+        if len(by_seed) >= seeds
+    }  # a set, because variants that share a training run count once
     return block_deviation([*complete])
 
 
@@ -439,10 +448,10 @@ def ablation_evidence(
 ) -> Evidence:
     """Three seeds of each variant of multi30k-tiny."""
     groups = {
-        label: [one["valid"] for key, one in results.items() if key.rpartition("/")[0] == row]
+        label: [result["valid"] for key, result in results.items() if key.rpartition("/")[0] == row]
         for label, row in ablation.variants.items()
     }
-    where = ", ".join(dict.fromkeys(one["hardware"] for one in results.values()))
+    where = ", ".join(dict.fromkeys(result["hardware"] for result in results.values()))
     seeds = min(map(len, groups.values()))
     return score_evidence(
         claim.question,
@@ -464,14 +473,19 @@ def path_length(claim: Claim, benchmarks: Path) -> Evidence:
     """Steps from the first token to the last."""
     paths = _read(benchmarks / "baselines.json")["path"]
     curves = [
-        Curve(name, [(int(length), steps) for length, steps in found.items()])
-        for name, found in paths.items()
+        Curve(name, [(int(length), steps) for length, steps in steps_by_length.items()])
+        for name, steps_by_length in paths.items()
         if name != "window attention"
     ]
-    longest = max(paths["recurrent"], key=int)
+    max_length = max(paths["recurrent"], key=int)
     ours, others = paths["self-attention"], [paths["recurrent"], paths["convolution"]]
-    facts = [f"{name}: {found[longest]} for {longest} tokens" for name, found in paths.items()]
-    holds = {*ours.values()} == {1} and all(one[longest] > 10 for one in others)
+    facts = [
+        f"{name}: {steps_by_length[max_length]} for {max_length} tokens"
+        for name, steps_by_length in paths.items()
+    ]
+    holds = {*ours.values()} == {1} and all(
+        steps_by_length[max_length] > 10 for steps_by_length in others
+    )
     return _measured(
         "exact, from gradients in float64: the smallest number of layers, for an LSTM of steps, between the first "
         "token and the last",
@@ -495,19 +509,25 @@ def _scaling(
     key: the measured quantity. linear: the claim is that it grows linearly, not quadratically. others: kinds of
     attention that are shown but not judged.
     """
-    found, facts, curves = _read(benchmarks / "attention_scaling.json"), [], []
+    measurements, facts, curves = _read(benchmarks / "attention_scaling.json"), [], []
     name, unit = ("time", "seconds") if key == "both_seconds" else ("memory", "megabytes")
-    for device, some in found.items():
-        for kind in (*kinds, *others):
-            exponent = some["exponents"][kind][key]
-            facts.append(f"{kind}, {some['device']}: {name} grows as length^{exponent:.2f}")
+    for device, measurement in measurements.items():
+        for pattern in (*kinds, *others):
+            exponent = measurement["exponents"][pattern][key]
+            facts.append(
+                f"{pattern}, {measurement['device']}: {name} grows as length^{exponent:.2f}"
+            )
             points = [
-                (one["length"], one[key])
-                for one in some["points"]
-                if one["kind"] == kind and one.get(key)
+                (point["length"], point[key])
+                for point in measurement["points"]
+                if point["kind"] == pattern and point.get(key)
             ]
-            curves.append(Curve(f"{kind}, {device}", points))
-    exponents = [some["exponents"][kind][key] for some in found.values() for kind in kinds]
+            curves.append(Curve(f"{pattern}, {device}", points))
+    exponents = [
+        measurement["exponents"][pattern][key]
+        for measurement in measurements.values()
+        for pattern in kinds
+    ]
     is_linear, is_quadratic = max(exponents) < LINEAR, min(exponents) > QUADRATIC
     holds, fails = (is_linear, is_quadratic) if linear else (is_quadratic, is_linear)
     verdict = CONFIRMED if holds else CONTRADICTED if fails else NOT_AT_THIS_SIZE
@@ -517,7 +537,9 @@ def _scaling(
         "python benchmarks/attention_scaling.py",
         [verdict],
         facts,
-        curve_plot(claim.question, "length", unit, [one for one in curves if one.points], log=True),
+        curve_plot(
+            claim.question, "length", unit, [curve for curve in curves if curve.points], log=True
+        ),
     )
 
 
@@ -541,8 +563,8 @@ def parallel_training(claim: Claim, benchmarks: Path) -> Evidence:
     """Training speed of an LSTM relative to a Transformer of the same size, on a GPU."""
     speeds = _read(benchmarks / "baselines.json")["speed_cuda"]
     ratios = {
-        int(length): found["recurrent"]["to_transformer"]
-        for length, found in speeds["lengths"].items()
+        int(length): speeds_of_length["recurrent"]["to_transformer"]
+        for length, speeds_of_length in speeds["lengths"].items()
     }
     facts = [
         f"sentences of {length} tokens: an LSTM trains {ratio:.2f} times as fast as a Transformer"
@@ -565,14 +587,16 @@ def transformer_or_lstm(claim: Claim, benchmarks: Path) -> Evidence:
     """Test BLEU of networks of equal size, trained once each; intervals are over sentences."""
     scores = _read(benchmarks / "baselines.json")["scores"]
     estimates = {
-        name: Estimate(found["bleu"]["value"], found["bleu"]["low"], found["bleu"]["high"])
-        for name, found in scores.items()
+        name: Estimate(
+            model_scores["bleu"]["value"], model_scores["bleu"]["low"], model_scores["bleu"]["high"]
+        )
+        for name, model_scores in scores.items()
     }
     ours, theirs = estimates["Transformer"], estimates["recurrent"]
     difference = _independent_difference(ours, theirs)
     expectation = Expectation("Transformer", "better than", "LSTM", "BLEU")
     return _measured(
-        "multi30k English to German, test 2016; 13 M weights each; one training each on an H200; intervals over "
+        "multi30k English to German, test 2016; 13 M weights each; one training run each on an H200; intervals over "
         "sentences only",
         "python benchmarks/baselines.py --part scores --runs runs",
         [judge(expectation, difference)],
@@ -592,17 +616,17 @@ def _independent_difference(ours: Estimate, theirs: Estimate) -> Estimate:
     """The difference of two scores with independent intervals."""
     value = ours.value - theirs.value
     halves = []
-    for one in (ours, theirs):
-        assert one.low is not None
-        assert one.high is not None
-        halves.append((one.high - one.low) / 2)
+    for estimate in (ours, theirs):
+        assert estimate.low is not None
+        assert estimate.high is not None
+        halves.append((estimate.high - estimate.low) / 2)
     half = math.hypot(*halves)
     return Estimate(value, value - half, value + half)
 
 
 MEASUREMENTS: dict[str, Callable[[Claim, Path], Evidence]] = {
-    one.__name__: one
-    for one in (
+    measurement.__name__: measurement
+    for measurement in (
         *(path_length, quadratic_time, quadratic_memory, linear_patterns),
         *(parallel_training, transformer_or_lstm),
     )
@@ -623,8 +647,11 @@ def write_claim(folder: Path, name: str, content: Mapping[str, Any]) -> None:
 def results_folder() -> Path:
     """The results that come with Regard, from the installed package or from the repository."""
     package = Path(__file__).parents[1]
-    inside, beside = package / "lab_results", package.parents[1] / "docs" / "lab" / "results"
-    return inside if inside.is_dir() else beside
+    packaged, in_repository = (
+        package / "lab_results",
+        package.parents[1] / "docs" / "lab" / "results",
+    )
+    return packaged if packaged.is_dir() else in_repository
 
 
 def stored_results(folder: Path | None = None) -> dict[str, dict[str, Any]]:

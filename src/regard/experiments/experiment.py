@@ -90,7 +90,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Design:
-    """Everything that determines the trainings of an experiment. The first variant is the baseline."""
+    """Everything that determines the training runs of an experiment. The first variant is the baseline."""
 
     base: str
     """a recipe file, or the name of a bundled recipe"""
@@ -103,7 +103,7 @@ class Design:
     """what is scored: valid or test"""
 
     def recipe(self, variant: Variant, seed: int) -> Recipe:
-        """The recipe of one training. The test data are removed if they are not scored."""
+        """The recipe of one training run. The test data are removed if they are not scored."""
         test = [] if self.split == "test" else ["data.test=null"]
         changes = [*self.changes, *variant.changes, f"training.seed={seed}", *test]
         return load_recipe(self.base, changes)
@@ -152,22 +152,24 @@ def make_design(
 
 def check_variants(design: Design) -> Design:
     """The design without variants that equal the recipe; refuses those that are no valid recipe."""
-    invalid = {one.name: text for one in design.variants if (text := _invalid(design, one))}
-    problems, kept, recipes = list(_explain(design, invalid)), [], dict[str, str]()
+    invalid = {
+        variant.name: text for variant in design.variants if (text := _invalid(design, variant))
+    }
+    problems, variants, recipes = list(_explain(design, invalid)), [], dict[str, str]()
     for variant in design.variants:
         if variant.name in invalid:
             continue
         recipe = design.recipe(variant, design.seeds[0])
         same = recipes.setdefault(recipe.model_dump_json(), variant.name)
         if same == variant.name:
-            kept.append(variant)
+            variants.append(variant)
         elif same != THE_RECIPE:
             problems.append(f"{variant.name}: the same recipe as {same}")
         problems += _incomparable(variant, recipe)
-    if len(kept) < 2 and not problems:
+    if len(variants) < 2 and not problems:
         problems.append("no variant differs from the recipe")
     _raise(problems)
-    return replace(design, variants=tuple(kept))
+    return replace(design, variants=tuple(variants))
 
 
 def _invalid(design: Design, variant: Variant) -> str | None:
@@ -181,14 +183,16 @@ def _invalid(design: Design, variant: Variant) -> str | None:
 
 def _explain(design: Design, invalid: Mapping[str, str]) -> Iterator[str]:
     """The problems of invalid variants; a value that is wrong in all combinations is reported once."""
-    wrong: set[str] = set()
+    explained: set[str] = set()
     for level in [level for factor in design.factors for level in factor.levels]:
-        users = [one.name for one in design.variants if {*level.changes} <= {*one.changes}]
-        alone = _invalid(design, Variant(level.label, level.changes))
-        if users and alone and invalid.keys() >= {*users}:
-            wrong |= {*users}
-            yield f"{level.label}: {alone}"
-    yield from (f"{name}: {text}" for name, text in invalid.items() if name not in wrong)
+        users = [
+            variant.name for variant in design.variants if {*level.changes} <= {*variant.changes}
+        ]
+        level_error = _invalid(design, Variant(level.label, level.changes))
+        if users and level_error and invalid.keys() >= {*users}:
+            explained |= {*users}
+            yield f"{level.label}: {level_error}"
+    yield from (f"{name}: {text}" for name, text in invalid.items() if name not in explained)
 
 
 def grid(factors: Sequence[Factor]) -> list[Variant]:
@@ -230,7 +234,7 @@ def split_values(text: str, separator: str = ",") -> list[str]:
 
 def _factor(text: str, problems: list[str]) -> Factor | None:
     """A factor from the value of ``--vary``; problems are added to the list."""
-    name, equals, rest = text.partition("=")
+    name, equals, values_text = text.partition("=")
     keys = [key.strip() for key in name.split("+")]
     if not equals or not all(re.fullmatch(r"\w+(\.\w+)+", key) for key in keys):
         problems.append(
@@ -238,13 +242,13 @@ def _factor(text: str, problems: list[str]) -> Factor | None:
         )
         return None
     levels, labels = [], set[str]()
-    for value in split_values(rest):
+    for value in split_values(values_text):
         values = split_values(value, "+") if len(keys) > 1 else [value]
         if len(values) != len(keys) or not all(values):
-            wanted = "a value" if len(keys) == 1 else f"{len(keys)} values joined by +"
-            problems.append(f"--vary {name}: {value or 'an empty value'}: expected {wanted}")
+            expected = "a value" if len(keys) == 1 else f"{len(keys)} values joined by +"
+            problems.append(f"--vary {name}: {value or 'an empty value'}: expected {expected}")
             continue
-        changes = tuple(f"{key}={one}" for key, one in zip(keys, values, strict=True))
+        changes = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
         if (label := " ".join(changes)) in labels:
             problems.append(f"--vary {name}: {value} is given twice")
         labels.add(label)
@@ -288,12 +292,12 @@ def _raise(problems: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Trainings
+# Training runs
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """One training. Variants that differ only in decoding share it."""
+    """One training run. Variants that differ only in decoding share it."""
 
     name: str
     """name of the run folder"""
@@ -306,7 +310,7 @@ class TrainingJob:
 
 
 def training_jobs(design: Design) -> list[TrainingJob]:
-    """All trainings. Every variant with one seed comes before the next seed, so that partial tables have all rows."""
+    """All training runs, seed by seed: each seed trains every variant, so that partial tables have all rows."""
     decoding = design.recipe(design.baseline, design.seeds[0]).decoding
     fingerprints: dict[str, str] = {}
     jobs = []
@@ -323,7 +327,9 @@ def training_jobs(design: Design) -> list[TrainingJob]:
         for content, members in groups.items():
             first, recipe = members[0]
             names = tuple(variant.name for variant, _ in members)
-            decodings = tuple(one.decoding.model_dump(mode="json") for _, one in members)
+            decodings = tuple(
+                variant_recipe.decoding.model_dump(mode="json") for _, variant_recipe in members
+            )
             jobs.append(TrainingJob(_folder(first, seed, content), seed, recipe, names, decodings))
     return jobs
 
@@ -376,37 +382,41 @@ def run_experiment(
 
     That is ``failures``, messages by the name of the run, and ``interrupted``, whether a signal ended it.
 
-    It ends after ``minutes``, or on Ctrl-C: trainings are saved, and the same call resumes them. jobs: trainings at a
-    time; None: as many as the device takes. report: gets lines of progress.
+    It ends after ``minutes``, or on Ctrl-C: training runs are saved, and the same call resumes them. jobs: training
+    runs at a time; None: as many as the device takes. report: gets lines of progress.
     """
     deadline = time.monotonic() + (FOREVER if minutes is None else 60 * minutes)
     with _locked(out):
         _write_demo_corpus(design, out)
-        every = training_jobs(design)
-        for job in every:
+        all_jobs = training_jobs(design)
+        for job in all_jobs:
             if finished(out, job) is not None:
                 remove_large_files(run_folder(out, job))
-        waiting = [job for job in every if finished(out, job) is None]
-        if len(waiting) < len(every):
-            report(f"{len(every) - len(waiting)} of {len(every)} training runs are already done")
-        slots = make_slots(jobs, every[0].recipe.training.device)
+        waiting = [job for job in all_jobs if finished(out, job) is None]
+        if len(waiting) < len(all_jobs):
+            report(
+                f"{len(all_jobs) - len(waiting)} of {len(all_jobs)} training runs are already done"
+            )
+        slots = make_slots(jobs, all_jobs[0].recipe.training.device)
         scheduler = Scheduler(out, design.split, slots, report)
-        content = _write(design, every, out, command, tests=False)
-        progress = _Progress(len(every), len(waiting), report)
+        content = _write(design, all_jobs, out, command, tests=False)
+        progress = _Progress(len(all_jobs), len(waiting), report)
         with catch_signals() as stopped:
             for job in scheduler.run(waiting, deadline, stopped):
-                content = _write(design, every, out, command, tests=False)
+                content = _write(design, all_jobs, out, command, tests=False)
                 progress.done(job, finished(out, job) or {})
         if content["trainings"]:
-            content = _write(design, every, out, command, tests=True)
-    left = sum(finished(out, job) is None for job in every)
+            content = _write(design, all_jobs, out, command, tests=True)
+    left = sum(finished(out, job) is None for job in all_jobs)
     if left:
-        report(f"{left} of {len(every)} training runs are not done; run the same command to resume")
+        report(
+            f"{left} of {len(all_jobs)} training runs are not done; run the same command to resume"
+        )
     return {**content, "failures": scheduler.failures, "interrupted": stopped.is_set()}
 
 
 def check_failures(content: Mapping[str, Any]) -> None:
-    """Raise if a training failed for another reason than divergence."""
+    """Raise if a training run failed for another reason than divergence."""
     if failures := content["failures"]:
         listing = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
         raise RegardError(f"{len(failures)} training runs failed: {listing}")
@@ -416,8 +426,8 @@ def _write(
     design: Design, jobs: Sequence[TrainingJob], out: Path, command: str, tests: bool
 ) -> dict[str, Any]:
     """Write results, figures and report of what is finished; the paired tests only at the end, since they are slow."""
-    found = {job.name: scores for job in jobs if (scores := finished(out, job)) is not None}
-    results = collect(jobs, found)
+    scores_by_job = {job.name: scores for job in jobs if (scores := finished(out, job)) is not None}
+    results = collect(jobs, scores_by_job)
     paired = paired_tests(design, results, out / "runs") if tests else {}
     summary = summarize_experiment(design, results, paired)
     content = to_json(design, results, summary, len(jobs), command)
@@ -427,7 +437,7 @@ def _write(
 
 
 class _Progress:
-    """Prints a line for each finished training, with the time left."""
+    """Prints a line for each finished training run, with the time left."""
 
     def __init__(self, total: int, waiting: int, report: Callable[[str], None]) -> None:
         self.total, self.left, self.report = total, waiting, report
@@ -435,9 +445,9 @@ class _Progress:
 
     def done(self, job: TrainingJob, scores: dict[str, Any]) -> None:
         self.left -= 1
-        each = (time.monotonic() - self.start) / (self.waiting - self.left)
-        rest = f", about {duration(each * self.left)} left" if self.left else ""
-        counted = f"{self.total - self.left} of {self.total}{rest}"
+        seconds_per_run = (time.monotonic() - self.start) / (self.waiting - self.left)
+        remaining = f", about {duration(seconds_per_run * self.left)} left" if self.left else ""
+        counted = f"{self.total - self.left} of {self.total}{remaining}"
         if "diverged" in scores:
             self.report(f"{', '.join(job.variants)}, seed {job.seed}: diverged; {counted}")
             return
@@ -453,7 +463,7 @@ def _locked(out: Path) -> Iterator[None]:
         raise RegardError(f"{out}: a file, not a folder; choose another --out")
     lock = out / ".lock"
     if out.is_dir() and not lock.exists():
-        others = sorted(one.name for one in out.iterdir() if one.name != CORPUS)
+        others = sorted(path.name for path in out.iterdir() if path.name != CORPUS)
         if others:
             raise RegardError(
                 f"{out}: the folder contains other files ({', '.join(others[:3])}); choose another --out"

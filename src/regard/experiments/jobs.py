@@ -1,13 +1,13 @@
 """Runs the training runs of an experiment, as many at a time as fit on the device; they can be resumed.
 
-A training is finished when its run folder has ``scores.json``. Nothing else is needed to resume: the same command
-starts what is missing, and each training resumes from its own checkpoints. Each has a process of its own:
+A training run is finished when its run folder has ``scores.json``. Nothing else is needed to resume: the same command
+starts what is missing, and each training run resumes from its own checkpoints. Each has its own process:
 
     python -m regard.experiments.jobs JOB.json
 
-It prepares the data or shares them, trains or resumes, and scores. Data are prepared once for all trainings with the
-same token ids; the first process to need them prepares them, and the others wait. If the process that started it ends,
-training is saved and it ends, too.
+It prepares the data or shares them, trains or resumes, and scores. Data are prepared once for all training runs with
+the same token ids; the first process to need them prepares them, and the others wait. If the process that started it
+ends, training is saved and it ends, too.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ if TYPE_CHECKING:
     from regard.experiments.experiment import TrainingJob
 
 SCORES = "scores.json"
-"""the file of a run folder with its scores; it exists when the training is finished"""
+"""the file of a run folder with its scores; it exists when the training run is finished"""
 INTERRUPTED = 130
-"""exit status of a training that was interrupted and has saved its state"""
+"""exit status of a training run that was interrupted and has saved its state"""
 FAILED = 2
 SAVE_SECONDS = 25.0
-"""how long before the deadline trainings are told to save and end"""
+"""how long before the deadline training runs are told to save and end"""
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 20.0
-"""how long a training on a GPU runs before its memory is measured"""
+"""how long a training run on a GPU takes before its memory is measured"""
 MEMORY_MARGIN = 1.5
-"""another training starts on a GPU if this many times the memory of the largest one is free"""
+"""another training run starts on a GPU if this many times the memory of the largest one is free"""
 WORKER = (sys.executable, "-m", "regard.experiments.jobs")
-"""the command of a training; its argument is the file that describes it"""
+"""the command of a training run; its argument is the file that describes it"""
 OUT_OF_MEMORY = "out of memory"
 DIVERGED = "the loss is not finite"
 
 
 class Slots(Protocol):
-    """Decides how many trainings run at a time."""
+    """Decides how many training runs may be active at a time."""
 
     maximum: int
 
     def free(self, running: int) -> bool:
-        """Whether another training may start while ``running`` are running."""
+        """Whether another training run may start while ``running`` are running."""
 
 
 class FixedSlots:
@@ -83,7 +83,7 @@ class FixedSlots:
 class MemorySlots:
     """As many as the free memory of a GPU and the number of cores allow.
 
-    Trainings start one after the other. ``free_bytes`` returns the free memory of the GPU.
+    Training runs start one after the other. ``free_bytes`` returns the free memory of the GPU.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MemorySlots:
     ) -> None:
         self.free_bytes, self.maximum, self.clock = free_bytes, maximum, clock
         self.before = free_bytes()
-        """free memory before the first training"""
+        """free memory before the first training run"""
         self.started = -SETTLE_SECONDS
 
     def free(self, running: int) -> bool:
@@ -109,19 +109,19 @@ class MemorySlots:
 
 
 def make_slots(jobs: int | None, device: Device) -> Slots:
-    """The number of trainings at a time: as given, or what the device takes."""
+    """The number of training runs at a time: as given, or what the device takes."""
     if jobs is not None:
         return FixedSlots(jobs)
-    place = choose_device(device)
-    if place.type == "cpu":
+    torch_device = choose_device(device)
+    if torch_device.type == "cpu":
         return FixedSlots(available_cores())
     import torch
 
-    return MemorySlots(lambda: int(torch.cuda.mem_get_info(place)[0]), available_cores())
+    return MemorySlots(lambda: int(torch.cuda.mem_get_info(torch_device)[0]), available_cores())
 
 
 # ---------------------------------------------------------------------------------------------
-# Trainings
+# Training runs
 
 
 def run_folder(out: Path, job: TrainingJob) -> Path:
@@ -129,33 +129,33 @@ def run_folder(out: Path, job: TrainingJob) -> Path:
 
 
 def finished(out: Path, job: TrainingJob) -> dict[str, Any] | None:
-    """The scores of a training for all variants of the job; None if there are none yet, or a variant is missing."""
+    """The scores of a training run for all variants of the job; None if there are none yet, or a variant is missing."""
     file = run_folder(out, job) / SCORES
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         return None
-    if "diverged" in found or {*job.variants} <= found.get("scores", {}).keys():
-        return found
+    if "diverged" in stored or {*job.variants} <= stored.get("scores", {}).keys():
+        return stored
     return None
 
 
 class Scheduler:
-    """Runs trainings in processes of their own."""
+    """Starts each training run in its own process."""
 
     def __init__(self, out: Path, split: str, slots: Slots, report: Callable[[str], None]) -> None:
         self.out, self.split, self.slots, self.report = out, split, slots, report
         self.running: dict[TrainingJob, subprocess.Popen[bytes]] = {}
         self.waiting: list[TrainingJob] = []
         self.failures: dict[str, str] = {}
-        """the last line of each training that failed"""
+        """the last line of each training run that failed"""
 
     def run(
         self, jobs: Sequence[TrainingJob], deadline: float, stopped: threading.Event
     ) -> Iterator[TrainingJob]:
-        """Run trainings until all are done, the deadline, or a stop; yields each that is done."""
+        """Run training runs until all are done, the deadline, or a stop; yields each that is done."""
         self.waiting = list(jobs)
         try:
             while (self.waiting or self.running) and not stopped.is_set():
@@ -172,7 +172,7 @@ class Scheduler:
                 process.wait()
 
     def _stop_all(self) -> Iterator[TrainingJob]:
-        """Ask all trainings to save and end, and wait for them."""
+        """Ask all training runs to save and end, and wait for them."""
         for process in self.running.values():
             process.send_signal(signal.SIGTERM)
         latest = time.monotonic() + SAVE_SECONDS
@@ -181,7 +181,7 @@ class Scheduler:
             time.sleep(POLL_SECONDS / 2)
 
     def _start(self, job: TrainingJob) -> None:
-        """Start a training in its own session: Ctrl-C reaches only this process, which signals each training."""
+        """Start a training run in its own session: Ctrl-C reaches only this process, which signals each of them."""
         folder = run_folder(self.out, job)
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{job.name}.json")
@@ -204,7 +204,7 @@ class Scheduler:
             )
 
     def _environment(self) -> dict[str, str]:
-        """The environment of a training: its share of the cores, and the same import path."""
+        """The environment of a training run: its share of the cores, and the same import path."""
         threads = max(1, available_cores() // self.slots.maximum)
         path = os.pathsep.join(filter(None, sys.path))
         return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
@@ -225,7 +225,7 @@ class Scheduler:
             return process.wait()
 
     def _failed(self, job: TrainingJob, reason: str) -> Iterator[TrainingJob]:
-        """Divergence is a result. A training that did not fit beside others waits for a place of its own."""
+        """Divergence is a result. A training run that did not fit beside others waits until it can run alone."""
         if DIVERGED in reason:
             file = run_folder(self.out, job) / SCORES
             write_text(file, json.dumps({"diverged": reason.removeprefix("regard: ")}))
@@ -240,7 +240,7 @@ class Scheduler:
 
 
 def remove_large_files(run: Path) -> None:
-    """Remove what only an unfinished training needs."""
+    """Remove what only an unfinished training run needs."""
     for name in ("checkpoints", "data"):
         shutil.rmtree(run / name, ignore_errors=True)
 
@@ -251,7 +251,7 @@ def _last_line(log: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# One training, in a process of its own
+# One training run, in its own process
 
 
 LOCK_SECONDS = 120.0
@@ -272,7 +272,7 @@ def main(job_file: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """Wait until standard input is closed, which the parent does only by ending; then end like on a signal."""
+    """Wait until standard input is closed, which the parent does only by ending; then end as on a signal."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -314,13 +314,13 @@ def score(
     start = time.monotonic()
     if recipe.text_only:
         results = model.evaluate(pairs)
-        return {"score": fmean(one.value for one in results), "outputs": None}
+        return {"score": fmean(result.value for result in results), "outputs": None}
     lines = model.predict_pairs(pairs)
     seconds = time.monotonic() - start
     write_text(outputs, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
     results = model.score_outputs(lines, pairs)
     return {
-        "score": fmean(one.value for one in results),
+        "score": fmean(result.value for result in results),
         "outputs": outputs.name,
         "decoding_seconds": round(seconds, 2),
     }
@@ -350,7 +350,7 @@ def describe(run: RunDir) -> dict[str, Any]:
 
 
 def provide_data(recipe: Recipe, run: RunDir, prepared: Path) -> None:
-    """Link the prepared data into a run that has none; prepare them first if no other training has."""
+    """Link the prepared data into a run that has none; prepare them first if no other training run has."""
     if run.metadata_file.exists():
         return
     identity = json.dumps(data_identity(recipe), sort_keys=True)
@@ -386,7 +386,7 @@ def link(source: str | Path, target: str | Path) -> None:
 
 
 def _wait_until_unlocked(run: RunDir) -> None:
-    """Wait for the training of an earlier command that was killed and is still saving."""
+    """Wait for the training run of an earlier command that was killed and is still saving."""
     deadline = time.monotonic() + LOCK_SECONDS
     while run.is_locked() and time.monotonic() < deadline:
         time.sleep(0.2)

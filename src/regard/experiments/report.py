@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from regard.experiments.results import Estimate, estimate_of, number_of_trainings
+from regard.experiments.results import Estimate, estimate_of, number_of_runs
 from regard.storage.atomic_files import write_text
 
 REPORT = "report.html"
@@ -64,19 +64,21 @@ def table_of(content: Content) -> list[list[str]]:
         "seconds",
     ]
     rows = []
-    for one in content["summary"]["variants"]:
-        seeds = f"{one['seeds']}" + (f", {one['diverged']} diverged" if one["diverged"] else "")
-        paired = "-" if one["paired_p"] is None else f"{one['paired_p']:.3f}"
+    for variant in content["summary"]["variants"]:
+        seeds = f"{variant['seeds']}" + (
+            f", {variant['diverged']} diverged" if variant["diverged"] else ""
+        )
+        paired = "-" if variant["paired_p"] is None else f"{variant['paired_p']:.3f}"
         rows.append(
             [
-                one["name"],
+                variant["name"],
                 seeds,
-                format_estimate(estimate_of(one["mean"])),
-                format_estimate(estimate_of(one["difference"]), "+"),
+                format_estimate(estimate_of(variant["mean"])),
+                format_estimate(estimate_of(variant["difference"]), "+"),
                 paired,
-                "-" if one["loss"] is None else f"{one['loss']:.3f}",
-                "-" if one["parameters"] is None else f"{one['parameters']:,}",
-                "-" if one["seconds"] is None else f"{one['seconds']:.0f}",
+                "-" if variant["loss"] is None else f"{variant['loss']:.3f}",
+                "-" if variant["parameters"] is None else f"{variant['parameters']:,}",
+                "-" if variant["seconds"] is None else f"{variant['seconds']:.0f}",
             ]
         )
     return [head, *rows]
@@ -90,19 +92,19 @@ def verdicts(content: Content) -> list[str]:
         line = f"{effect['verdict']}, against {effect['baseline']}"
         smallest, largest = (round(effect[end], 1) + 0.0 for end in ("smallest", "largest"))
         lines.append(f"{line}; {smallest:+.1f} to {largest:+.1f} in single combinations")
-    lines += [one["verdict"] for one in summary["variants"] if one["verdict"]]
+    lines += [variant["verdict"] for variant in summary["variants"] if variant["verdict"]]
     return lines
 
 
 def notes(content: Content) -> list[str]:
     """What a reader of the table needs to know."""
-    done, planned = number_of_trainings(content)
+    done, planned = number_of_runs(content)
     metric, summary = content["metric"]["name"], content["summary"]
     where = ", ".join(
         dict.fromkeys(
-            one["details"]["hardware"]
-            for one in content["trainings"]
-            if "hardware" in one["details"]
+            run["details"]["hardware"]
+            for run in content["trainings"]
+            if "hardware" in run["details"]
         )
     )
     state = (
@@ -122,7 +124,7 @@ def notes(content: Content) -> list[str]:
             f"The standard deviation between seeds is {summary['deviation']:.2f} {metric}, so two variants must differ "
             f"by about {summary['detectable']:.1f} {metric} to be told apart."
         )
-    tests = sum(one["difference"] is not None for one in summary["variants"])
+    tests = sum(variant["difference"] is not None for variant in summary["variants"])
     if tests > 5:
         lines.append(
             f"With {tests} comparisons, about {0.05 * tests:.1f} intervals exclude 0 by chance alone."
@@ -147,59 +149,60 @@ def text_report(content: Content) -> list[str]:
 
 def figures(content: Content) -> dict[str, str]:
     """The SVG figures by file name; those without data are left out."""
-    found = {}
+    svgs = {}
     metric, rows = content["metric"]["name"], content["summary"]["variants"]
-    scored = [one for one in rows if one["mean"] is not None]
+    scored = [row for row in rows if row["mean"] is not None]
     if scored:
-        found["scores.svg"] = interval_plot(
+        svgs["scores.svg"] = interval_plot(
             f"{metric} of each variant: seeds, mean and 95% interval",
             metric,
             [
-                IntervalRow(one["name"], Estimate(**one["mean"]), scores_of(content, one["name"]))
-                for one in scored
+                IntervalRow(row["name"], Estimate(**row["mean"]), scores_of(content, row["name"]))
+                for row in scored
             ],
         )
-    compared = [one for one in rows if one["difference"] is not None]
+    compared = [row for row in rows if row["difference"] is not None]
     if compared:
-        found["differences.svg"] = interval_plot(
+        svgs["differences.svg"] = interval_plot(
             f"Difference from {rows[0]['name']}: mean and 95% interval",
             f"{metric} difference",
-            [IntervalRow(one["name"], Estimate(**one["difference"])) for one in compared],
+            [IntervalRow(row["name"], Estimate(**row["difference"])) for row in compared],
             zero=True,
         )
     if effects := content["summary"]["effects"]:
-        found["effects.svg"] = interval_plot(
+        svgs["effects.svg"] = interval_plot(
             "Effect of each value, mean over all combinations of the others, with 95% interval",
             f"{metric} difference",
             [
                 IntervalRow(
-                    f"{one['level']} against {one['baseline']}", Estimate(**one["difference"])
+                    f"{effect['level']} against {effect['baseline']}",
+                    Estimate(**effect["difference"]),
                 )
-                for one in effects
+                for effect in effects
             ],
             zero=True,
         )
-    curves = [Curve(one["name"], mean_curve(content, one["name"])) for one in rows]
+    curves = [Curve(row["name"], mean_curve(content, row["name"])) for row in rows]
     curves = [curve for curve in curves if len(curve.points) > 1]
     if curves:
-        found["curves.svg"] = curve_plot("Validation loss, mean over seeds", "step", "loss", curves)
-    return found
+        svgs["curves.svg"] = curve_plot("Validation loss, mean over seeds", "step", "loss", curves)
+    return svgs
 
 
 def scores_of(content: Content, variant: str) -> list[float]:
     return [
-        one["score"]
-        for one in content["trainings"]
-        if one["variant"] == variant and one["score"] is not None
+        run["score"]
+        for run in content["trainings"]
+        if run["variant"] == variant and run["score"] is not None
     ]
 
 
 def mean_curve(content: Content, variant: str) -> list[tuple[float, float]]:
     """The mean loss at the steps that all seeds of a variant have validated."""
     curves = [
-        dict(one["details"]["curve"])
-        for one in content["trainings"]
-        if one["variant"] == variant and one["details"].get("curve")
+        dict(run["details"]["curve"])
+        for run in content["trainings"]
+        if run["variant"] == variant and run["details"].get("curve")
     ]
     if not curves:
         return []
@@ -216,7 +219,7 @@ def html_report(content: Content, plots: Sequence[str]) -> str:
     title = f"Experiment: {content['base']}"
     items = "".join(f"<li>{escape(line)}</li>" for line in verdicts(content))
     remarks = "".join(f"<p class='dim'>{escape(line)}</p>" for line in notes(content))
-    drawn = "".join(f"<figure>{plot}</figure>" for plot in plots)
+    figures_html = "".join(f"<figure>{plot}</figure>" for plot in plots)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -232,34 +235,34 @@ def html_report(content: Content, plots: Sequence[str]) -> str:
 <pre>{escape(content["command"])}</pre>
 <h2>Verdicts</h2>
 <ul>{items or "<li>No variant is scored yet.</li>"}</ul>
-{drawn}
+{figures_html}
 <h2>Variants</h2>
 <div class="scroll">{_html_table(table_of(content))}</div>
 {remarks}
-<h2>Trainings</h2>
-<div class="scroll">{_html_table(_trainings(content))}</div>
+<h2>Training runs</h2>
+<div class="scroll">{_html_table(_run_rows(content))}</div>
 </main>
 </body>
 </html>
 """
 
 
-def _trainings(content: Content) -> list[list[str]]:
+def _run_rows(content: Content) -> list[list[str]]:
     head = ["variant", "seed", content["metric"]["name"], "loss", "steps", "seconds", "run folder"]
     rows = []
-    for one in content["trainings"]:
-        details = one["details"]
-        score = "diverged" if one["score"] is None else f"{one['score']:.2f}"
+    for run in content["trainings"]:
+        details = run["details"]
+        score = "diverged" if run["score"] is None else f"{run['score']:.2f}"
         loss = details.get("loss")
         rows.append(
             [
-                one["variant"],
-                str(one["seed"]),
+                run["variant"],
+                str(run["seed"]),
                 score,
                 "-" if loss is None else f"{loss:.3f}",
                 f"{details.get('steps', '-')}",
                 f"{details.get('seconds', '-')}",
-                f"runs/{one['run']}",
+                f"runs/{run['run']}",
             ]
         )
     return [head, *rows]
@@ -272,7 +275,8 @@ def _html_table(rows: Sequence[Sequence[str]]) -> str:
         text = [index == 0 or "/" in cell for index, cell in enumerate(row)]
         kinds = ["" if is_text else " class='number'" for is_text in text]
         return "".join(
-            f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)
+            f"<{tag}{attributes}>{escape(cell)}</{tag}>"
+            for attributes, cell in zip(kinds, row, strict=True)
         )
 
     head, *body = rows
@@ -340,14 +344,14 @@ def ticks(low: float, high: float, count: int = 6) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Exponents of 10 that cover the range: whole ones, and those of 2 and 5 in a short range."""
     first, last = math.floor(low + 1e-9), math.ceil(high - 1e-9)
-    whole = range(first, max(last, first + 1) + 1)
-    if len(whole) > 4:
-        return [float(one) for one in whole]
-    marks = [one + math.log10(factor) for one in whole for factor in (1, 2, 5)]
-    inner = [one for one in marks if low + 1e-9 < one < high - 1e-9]
-    below = [one for one in marks if one <= low + 1e-9]
-    above = [one for one in marks if one >= high - 1e-9]
-    return list(dict.fromkeys([*below[-1:], *inner, *above[:1]]))
+    exponents = range(first, max(last, first + 1) + 1)
+    if len(exponents) > 4:
+        return [float(exponent) for exponent in exponents]
+    marks = [exponent + math.log10(factor) for exponent in exponents for factor in (1, 2, 5)]
+    inner = [mark for mark in marks if low + 1e-9 < mark < high - 1e-9]
+    lower_marks = [mark for mark in marks if mark <= low + 1e-9]
+    upper_marks = [mark for mark in marks if mark >= high - 1e-9]
+    return list(dict.fromkeys([*lower_marks[-1:], *inner, *upper_marks[:1]]))
 
 
 def _number(value: float) -> str:
@@ -389,8 +393,8 @@ def interval_plot(title: str, axis: str, rows: Sequence[IntervalRow], zero: bool
     def parts() -> Iterator[str]:
         bottom = TOP + ROW * len(rows)
         for mark in marks:
-            kind = "zero" if zero and mark == 0 else "grid"
-            yield f'<line class="{kind}" x1="{x(mark):.1f}" x2="{x(mark):.1f}" y1="{TOP}" y2="{bottom}"/>'
+            css_class = "zero" if zero and mark == 0 else "grid"
+            yield f'<line class="{css_class}" x1="{x(mark):.1f}" x2="{x(mark):.1f}" y1="{TOP}" y2="{bottom}"/>'
             yield f'<text class="dim" x="{x(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{_number(mark)}</text>'
         middle = (left + WIDTH - RIGHT) / 2
         yield f'<text class="dim" x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">{escape(axis)}</text>'
@@ -469,7 +473,7 @@ def curve_plot(
     def parts() -> Iterator[str]:
         yield from _axes(area, x_axis, y_axis)
         for index, curve in enumerate(curves):
-            hidden = any(curve.points == one.points for one in curves[:index])
+            hidden = any(curve.points == earlier.points for earlier in curves[:index])
             yield from _curve(area, curve, index, dashed=hidden or index >= len(COLOURS))
 
     return _svg(WIDTH, height, title, parts())

@@ -1,6 +1,6 @@
-"""The results of an experiment: scores of all trainings, means over seeds, differences, effects and verdicts.
+"""The results of an experiment: scores of all training runs, means over seeds, differences, effects and verdicts.
 
-``results.json`` has the design, the trainings and the summary, so it can be read without the run folders.
+``results.json`` has the design, the training runs and the summary, so it can be read without the run folders.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One training, scored with the decoding options of one variant."""
+    """One training run, scored with the decoding options of one variant."""
 
     variant: str
     seed: int
@@ -198,7 +198,7 @@ class EffectSummary:
 
 @dataclass(frozen=True)
 class ExperimentSummary:
-    """All that is computed from the trainings."""
+    """All that is computed from the training runs."""
 
     variants: list[VariantSummary]
     effects: list[EffectSummary]
@@ -209,19 +209,21 @@ class ExperimentSummary:
 
 
 def collect(
-    jobs: Sequence[TrainingJob], found: Mapping[str, Mapping[str, Any]]
+    jobs: Sequence[TrainingJob], scores_by_job: Mapping[str, Mapping[str, Any]]
 ) -> list[TrainingResult]:
-    """The results of finished trainings. ``found`` has the contents of scores.json by the name of the job."""
+    """The results of finished training runs. scores_by_job: the contents of scores.json by the name of the job."""
     results = []
     for job in jobs:
-        if job.name not in found:
+        if job.name not in scores_by_job:
             continue
-        details = dict(found[job.name])
+        details = dict(scores_by_job[job.name])
         scores = details.pop("scores", {})
         for variant in job.variants:
-            own = scores.get(variant, {})
-            more = {name: value for name, value in own.items() if name != "score"}
-            result = TrainingResult(variant, job.seed, own.get("score"), job.name, details | more)
+            variant_scores = scores.get(variant, {})
+            extra = {name: value for name, value in variant_scores.items() if name != "score"}
+            result = TrainingResult(
+                variant, job.seed, variant_scores.get("score"), job.name, details | extra
+            )
             results.append(result)
     return results
 
@@ -232,11 +234,13 @@ def summarize_experiment(
     """Means, differences and effects. ``paired``: p-values of the paired tests by variant."""
     scores = {
         variant.name: [
-            one for one in results if one.variant == variant.name and one.score is not None
+            result
+            for result in results
+            if result.variant == variant.name and result.score is not None
         ]
         for variant in design.variants
     }
-    values = [_values(some) for some in scores.values() if some]
+    values = [_values(variant_results) for variant_results in scores.values() if variant_results]
     rows = [_row(design, variant, results, scores, paired) for variant in design.variants]
     deviation, freedom = pooled_deviation(values)
     detectable = None
@@ -248,17 +252,17 @@ def summarize_experiment(
 
 
 def _values(results: Sequence[TrainingResult]) -> list[float]:
-    return [one.score for one in results if one.score is not None]
+    return [result.score for result in results if result.score is not None]
 
 
 def _difference(
     ours: Sequence[TrainingResult], theirs: Sequence[TrainingResult], weight: float = 1.0
 ) -> list[tuple[float, Sequence[float]]]:
-    """The groups of a contrast. Variants that share their trainings are compared seed by seed."""
-    by_run = {one.run: one for one in theirs}
-    shared = [(one, by_run[one.run]) for one in ours if one.run in by_run]
+    """The groups of a contrast. Variants that share their training runs are compared seed by seed."""
+    by_run = {result.run: result for result in theirs}
+    shared = [(result, by_run[result.run]) for result in ours if result.run in by_run]
     if shared:
-        return [(weight, [a - b for a, b in (_values(both) for both in shared)])]
+        return [(weight, [a - b for a, b in (_values(pair) for pair in shared)])]
     return [(weight, _values(ours)), (-weight, _values(theirs))]
 
 
@@ -269,40 +273,40 @@ def _row(
     scores: Mapping[str, list[TrainingResult]],
     paired: Mapping[str, float],
 ) -> VariantSummary:
-    own = [one for one in results if one.variant == variant.name]
+    variant_results = [result for result in results if result.variant == variant.name]
     values, base = scores[variant.name], scores[design.baseline.name]
-    diverged = sum(one.score is None for one in own)
+    diverged = sum(result.score is None for result in variant_results)
     difference = None
     if variant != design.baseline and values and base:
         difference = contrast(_difference(values, base))
     p = paired.get(variant.name)
     return VariantSummary(
         name=variant.name,
-        seeds=len(own),
+        seeds=len(variant_results),
         diverged=diverged,
         mean=mean_over_seeds(_values(values)) if values else None,
         difference=difference,
         paired_p=p,
-        verdict=_verdict(design, variant.name, difference, p, diverged, len(own)),
-        loss=_mean_of(own, "loss"),
-        seconds=_mean_of(own, "seconds"),
-        parameters=next((one.details.get("parameters") for one in own), None),
+        verdict=_verdict(design, variant.name, difference, p, diverged, len(variant_results)),
+        loss=_mean_of(variant_results, "loss"),
+        seconds=_mean_of(variant_results, "seconds"),
+        parameters=next((result.details.get("parameters") for result in variant_results), None),
     )
 
 
 def _mean_of(results: Sequence[TrainingResult], key: str) -> float | None:
-    values = [one.details[key] for one in results if one.details.get(key) is not None]
+    values = [result.details[key] for result in results if result.details.get(key) is not None]
     return fmean(values) if values else None
 
 
 def _effects(design: Design, scores: Mapping[str, list[TrainingResult]]) -> Iterator[EffectSummary]:
     """The main effects of a grid; cells that are not trained yet are left out, with their counterparts."""
-    cells = {one.levels: scores[one.name] for one in design.variants if one.levels}
+    cells = {variant.levels: scores[variant.name] for variant in design.variants if variant.levels}
     for position, factor in enumerate(design.factors):
         for index in range(1, len(factor.levels)):
-            found = _effect(design, cells, factor, position, index)
-            if found is not None:
-                yield found
+            effect = _effect(design, cells, factor, position, index)
+            if effect is not None:
+                yield effect
 
 
 def _effect(
@@ -324,10 +328,10 @@ def _effect(
     for values, other in matched:
         groups += _difference(values, other, weight)
     difference = contrast(groups)
-    each = [fmean(_values(values)) - fmean(_values(other)) for values, other in matched]
+    differences = [fmean(_values(values)) - fmean(_values(other)) for values, other in matched]
     label, baseline = factor.levels[index].label, factor.levels[0].label
     verdict = _verdict(design, label, difference, None, 0, 0)
-    return EffectSummary(label, baseline, difference, min(each), max(each), verdict)
+    return EffectSummary(label, baseline, difference, min(differences), max(differences), verdict)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -389,11 +393,11 @@ def paired_tests(design: Design, results: Sequence[TrainingResult], runs: Path) 
         return {}
     pairs = split_pairs(recipe, design.split)
     outputs = {
-        (one.variant, one.seed): _read_outputs(runs / one.run / one.details["outputs"])
-        for one in results
-        if one.score is not None and one.details.get("outputs")
+        (result.variant, result.seed): _read_outputs(runs / result.run / result.details["outputs"])
+        for result in results
+        if result.score is not None and result.details.get("outputs")
     }
-    found = {}
+    comparisons = {}
     for variant in design.variants[1:]:
         seeds = [
             seed
@@ -408,8 +412,8 @@ def paired_tests(design: Design, results: Sequence[TrainingResult], runs: Path) 
         sources = [pair.source for pair in pairs] * len(seeds)
         tokenize = recipe.evaluation.tokenize
         (test,) = compare([design.metric.name], ours, theirs, targets, sources, tokenize=tokenize)
-        found[variant.name] = test.p_value
-    return found
+        comparisons[variant.name] = test.p_value
+    return comparisons
 
 
 def _read_outputs(file: Path) -> list[str]:
@@ -428,11 +432,12 @@ def design_to_json(design: Design) -> dict[str, Any]:
         "base": design.base,
         "changes": list(design.changes),
         "factors": {
-            one.name: [list(level.changes) for level in one.levels] for one in design.factors
+            factor.name: [list(level.changes) for level in factor.levels]
+            for factor in design.factors
         },
         "variants": [
-            {"name": one.name, "changes": list(one.changes), "levels": list(one.levels)}
-            for one in design.variants
+            {"name": variant.name, "changes": list(variant.changes), "levels": list(variant.levels)}
+            for variant in design.variants
         ],
         "seeds": list(design.seeds),
         "split": design.split,
@@ -457,7 +462,7 @@ def to_json(
         "command": command,
         **design_to_json(design),
         "planned_trainings": planned,
-        "trainings": [asdict(one) for one in results],
+        "trainings": [asdict(result) for result in results],
         "summary": asdict(summary),
     }
 
@@ -473,17 +478,17 @@ def read_results(out: Path) -> dict[str, Any]:
     if not file.is_file():
         raise RegardError(f"{out}: no experiment (no {RESULTS}); regard experiment creates one")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
         missing = [
             key
             for key in ("variants", "planned_trainings", "trainings", "summary")
-            if key not in found
+            if key not in content
         ]
     except (ValueError, TypeError, RecursionError):
         missing = ["results"]
-    if missing or not isinstance(found, dict):
+    if missing or not isinstance(content, dict):
         raise RegardError(f"{file}: damaged, it has no {' and no '.join(missing)}")
-    return found
+    return content
 
 
 def estimate_of(values: Mapping[str, Any] | None) -> Estimate | None:
@@ -491,6 +496,6 @@ def estimate_of(values: Mapping[str, Any] | None) -> Estimate | None:
     return None if values is None else Estimate(**values)
 
 
-def number_of_trainings(content: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of finished trainings, and of all that are planned; several variants can share a training."""
-    return len({one["run"] for one in content["trainings"]}), content["planned_trainings"]
+def number_of_runs(content: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of finished training runs, and of all that are planned; several variants can share one."""
+    return len({run["run"] for run in content["trainings"]}), content["planned_trainings"]

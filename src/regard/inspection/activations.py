@@ -84,8 +84,8 @@ def activations_of(model: Translator, forced: ForcedTranslation) -> Activations:
     hidden: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
     handles = [
         handle
-        for one in ("encoder", "decoder")
-        for handle in _hooks(network, one, recorded, hidden)
+        for stack in ("encoder", "decoder")
+        for handle in _hooks(network, stack, recorded, hidden)
     ]
     source = torch.tensor([[token.id for token in forced.source]], device=model.device)
     inputs = torch.tensor([[token.id for token in forced.inputs]], device=model.device)
@@ -95,12 +95,12 @@ def activations_of(model: Translator, forced: ForcedTranslation) -> Activations:
         for handle in handles:
             handle.remove()
     stacks = {
-        one: StackActivations(
-            list(recorded[one]),
-            np.stack([_array(x) for x in recorded[one].values()]),
-            np.stack([_array(x) for x in hidden[one]]),
+        stack: StackActivations(
+            list(recorded[stack]),
+            np.stack([_array(x) for x in recorded[stack].values()]),
+            np.stack([_array(x) for x in hidden[stack]]),
         )
-        for one in recorded
+        for stack in recorded
     }
     return Activations(forced.source, forced.inputs, forced.outputs, **stacks)
 
@@ -142,14 +142,14 @@ def _array(tensor: Tensor) -> Floats:
 
 def parameters_by_part(network: Transformer) -> dict[str, int]:
     """The number of weights of each part, such as ``encoder.0.attention``; norms count with their sub-layer."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, weight in network.named_parameters():
         part = name.replace(".layers.", ".").replace("_residual.", ".")
         pieces = part.split(".")
         length = 3 if len(pieces) > 2 and pieces[1].isdigit() else 2
         key = ".".join(pieces[:length]) if pieces[0] in ("encoder", "decoder") else pieces[0]
-        found[key] = found.get(key, 0) + weight.numel()
-    return found
+        counts[key] = counts.get(key, 0) + weight.numel()
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ class Embeddings:
         norms = np.linalg.norm(self.vectors, axis=1) + 1e-9
         cosines = self.vectors @ self.vectors[id] / (norms * norms[id])
         texts = self._texts()
-        order = [one for one in np.argsort(-cosines) if one != id and one in texts][:count]
-        tokens = to_tokens(self.vocabulary, [int(one) for one in order])
+        order = [index for index in np.argsort(-cosines) if index != id and index in texts][:count]
+        tokens = to_tokens(self.vocabulary, [int(index) for index in order])
         return [Neighbour(token, float(cosines[token.id])) for token in tokens]
 
     def map(self, also: Sequence[int] = ()) -> tuple[list[Token], Floats, list[float]]:
@@ -184,14 +184,14 @@ class Embeddings:
         The components are those of the tokens of the map. also: ids that are on the map in any case.
         """
         ids = sorted({*list(self._texts())[:MAP_TOKENS], *also})
-        chosen = self.vectors[ids].astype(np.float64)
-        centred = chosen - chosen.mean(0)
+        vectors = self.vectors[ids].astype(np.float64)
+        centred = vectors - vectors.mean(0)
         values, axes = np.linalg.eigh(centred.T @ centred)
         best = axes[:, ::-1][:, :2]
         best = best * np.sign(
             best[np.abs(best).argmax(0), range(2)]
         )  # the largest entry is positive
-        shares = [float(one) for one in values[::-1][:2] / values.sum()]
+        shares = [float(share) for share in values[::-1][:2] / values.sum()]
         return to_tokens(self.vocabulary, ids), (centred @ best).astype(np.float32), shares
 
     def _repr_html_(self) -> str:
@@ -228,7 +228,8 @@ class Embeddings:
             "size": self.vocabulary.size,
             "neighbours": {
                 str(id): [
-                    {**one.token._asdict(), "cosine": one.cosine} for one in self.neighbours(id)
+                    {**neighbour.token._asdict(), "cosine": neighbour.cosine}
+                    for neighbour in self.neighbours(id)
                 ]
                 for id in dict.fromkeys(ids)
             },
@@ -248,14 +249,14 @@ def embeddings(model: Translator, side: str = "source") -> Embeddings:
 def architecture_json(model: Translator, forced: ForcedTranslation) -> dict[str, Any]:
     """What the view Architecture shows: ``ArchitectureJson`` of activations.js."""
     network, config = check_supported(model), model.recipe.model
-    found = activations_of(model, forced)
+    recorded = activations_of(model, forced)
     ids = {
         "source": [token.id for token in forced.source if token.id != EOS],
         "target": [token.id for token in forced.outputs if token.id != EOS],
     }
     return {
         "d_model": config.d_model,
-        "d_ff": found.encoder.hidden.shape[2],
+        "d_ff": recorded.encoder.hidden.shape[2],
         "heads": config.heads,
         "d_k": config.d_k,
         "pre_norm": config.norm_order == "pre",
@@ -263,8 +264,17 @@ def architecture_json(model: Translator, forced: ForcedTranslation) -> dict[str,
         "position": config.position,
         "parameters": parameters_by_part(network),
         **{
-            stack: {"stages": one.stages, "stream": pack(one.stream), "hidden": pack(one.hidden)}
-            for stack, one in (("encoder", found.encoder), ("decoder", found.decoder))
+            stack: {
+                "stages": activations_of_stack.stages,
+                "stream": pack(activations_of_stack.stream),
+                "hidden": pack(activations_of_stack.hidden),
+            }
+            for stack, activations_of_stack in (
+                ("encoder", recorded.encoder),
+                ("decoder", recorded.decoder),
+            )
         },
-        "embeddings": {side: embeddings(model, side).to_json(some) for side, some in ids.items()},
+        "embeddings": {
+            side: embeddings(model, side).to_json(side_ids) for side, side_ids in ids.items()
+        },
     }

@@ -93,7 +93,7 @@ def _token_spans(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[
 
 def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> Floats:
     """[span, other]: the fraction of each span that lies in each of the others."""
-    a, b = (np.array(some, dtype=np.float32).reshape(-1, 2) for some in (spans, others))
+    a, b = (np.array(side, dtype=np.float32).reshape(-1, 2) for side in (spans, others))
     common = np.minimum(a[:, None, 1], b[None, :, 1]) - np.maximum(a[:, None, 0], b[None, :, 0])
     length = np.maximum(a[:, 1:] - a[:, :1], 1)
     return np.asarray(common.clip(0) / length, dtype=np.float32)

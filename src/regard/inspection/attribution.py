@@ -133,7 +133,9 @@ class Attribution:
     def strongest_words(self, method: Method, count: int = 2) -> list[tuple[str, float]]:
         """The words with the largest shares in favour of the token."""
         shares = zip(self.words, map(float, self.scores[method]), strict=True)
-        return sorted((one for one in shares if one[1] > 0), key=lambda one: -one[1])[:count]
+        return sorted((share for share in shares if share[1] > 0), key=lambda share: -share[1])[
+            :count
+        ]
 
     def __str__(self) -> str:
         """A table for terminals: words in rows, methods in columns."""
@@ -210,13 +212,13 @@ def attribute_token(
         elif name == "gradient_x_input":
             shares = difference.gradient_x_input()
         else:
-            found = _attention_shares(model, read, name)
-            if found is None:
+            attention_shares = _attention_shares(model, read, name)
+            if attention_shares is None:
                 continue
-            shares = found
+            shares = attention_shares
         scores[name] = np.array([shares[word].sum() for word in words], dtype=np.float32)
     texts = [token.text for token in (*read.source, *read.inputs)]
-    names = ["".join(texts[one] for one in word).lstrip("▁") for word in words]
+    names = ["".join(texts[position] for position in word).lstrip("▁") for word in words]
     count = len(read.source_words)
     return Attribution(
         token=read.outputs[choice.position],
@@ -271,7 +273,7 @@ def _choice(
 def _words(read: ForcedTranslation) -> list[list[int]]:
     """The positions of each word: in the source, then in the decoder input, counted on from the source."""
     offset = len(read.source)
-    targets = [[offset + one for one in word] for word in read.input_words]
+    targets = [[offset + position for position in word] for word in read.input_words]
     return [*read.source_words, *targets]
 
 
@@ -351,35 +353,35 @@ class _Difference:
     def _integrate(self, steps: int) -> Doubles:
         """The path integral by Gauss-Legendre quadrature."""
         nodes, weights = np.polynomial.legendre.leggauss(steps)
-        way = [e - n for e, n in zip(self.embeddings, self.neutral, strict=True)]
-        sums = [torch.zeros_like(one[0]) for one in way]
+        differences = [e - n for e, n in zip(self.embeddings, self.neutral, strict=True)]
+        sums = [torch.zeros_like(embedding[0]) for embedding in differences]
         for start in range(0, steps, ROWS):
-            like = partial(torch.tensor, dtype=way[0].dtype, device=way[0].device)
+            like = partial(torch.tensor, dtype=differences[0].dtype, device=differences[0].device)
             at = like((nodes[start : start + ROWS] + 1) / 2)[:, None, None]
             weight = like(weights[start : start + ROWS] / 2)[:, None, None]
-            points = [n + at * w for n, w in zip(self.neutral, way, strict=True)]
+            points = [n + at * w for n, w in zip(self.neutral, differences, strict=True)]
             for sum_, gradient in zip(sums, self.gradients(points), strict=True):
                 sum_ += (weight * gradient).sum(0)
-        return _concatenate([(s * w[0]).sum(-1) for s, w in zip(sums, way, strict=True)])
+        return _concatenate([(s * w[0]).sum(-1) for s, w in zip(sums, differences, strict=True)])
 
     @torch.no_grad()
     def occlusion(self, words: Sequence[Sequence[int]]) -> Doubles:
         """[word]: the difference, minus the difference with a neutral word in its place."""
         offset = self.embeddings[0].shape[1]
-        points = [one.repeat(len(words), 1, 1) for one in self.embeddings]
+        points = [embedding.repeat(len(words), 1, 1) for embedding in self.embeddings]
         for row, word in enumerate(words):
             side, first = (0, 0) if word[0] < offset else (1, offset)
-            positions = [one - first for one in word]
+            positions = [position - first for position in word]
             points[side][row, positions] = self.neutral[side][0, positions]
-        without = torch.cat(
+        ablated = torch.cat(
             [
-                self.at(*(one[start : start + ROWS] for one in points))
+                self.at(*(point[start : start + ROWS] for point in points))
                 for start in range(0, len(words), ROWS)
             ]
             if words
             else [torch.zeros(0)]
         )
-        return self.value - without.double().cpu().numpy()
+        return self.value - ablated.double().cpu().numpy()
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Doubles:
@@ -394,19 +396,22 @@ def _concatenate(parts: Sequence[Tensor]) -> Doubles:
 def _attention_shares(model: Translator, read: ForcedTranslation, name: Method) -> Doubles | None:
     """[source and decoder token] at the last position; None if the method does not support the network."""
     if name == "alti":
-        found = alti(model, read)
-        return None if found is None else found[-1]
+        contributions = alti(model, read)
+        return None if contributions is None else contributions[-1]
     observation = observe(model, read.request, [token.id for token in read.inputs])
     if observation.compressed:
         return None
-    weights = {site: one.mean(1).astype(np.float64) for site, one in observation.weights.items()}
+    weights = {
+        site: layer_weights.mean(1).astype(np.float64)
+        for site, layer_weights in observation.weights.items()
+    }
     if name == "attention":
         sites = (weights["cross_attention"], weights["decoder"])
-        return np.concatenate([one.mean(0)[-1] for one in sites])
-    halves = {site: 0.5 * one for site, one in weights.items()}
+        return np.concatenate([site_weights.mean(0)[-1] for site_weights in sites])
+    halves = {site: 0.5 * layer_weights for site, layer_weights in weights.items()}
     rollout = follow(
-        [one + 0.5 * np.eye(one.shape[1]) for one in halves["encoder"]],
-        [one + 0.5 * np.eye(one.shape[1]) for one in halves["decoder"]],
+        [layer + 0.5 * np.eye(layer.shape[1]) for layer in halves["encoder"]],
+        [layer + 0.5 * np.eye(layer.shape[1]) for layer in halves["decoder"]],
         list(halves["cross_attention"]),
     )
     last: Doubles = rollout[-1]
@@ -425,12 +430,14 @@ def follow(
     for layer in encoder:
         relevance = layer @ relevance
     targets = len(decoder[0])
-    found = np.concatenate([np.zeros((targets, len(relevance))), np.eye(targets)], axis=1)
+    contributions = np.concatenate([np.zeros((targets, len(relevance))), np.eye(targets)], axis=1)
     for layer, to_source in zip(decoder, cross, strict=True):
-        found = layer @ found
-        found *= np.maximum(0, 1 - to_source.sum(1, keepdims=True))  # rounding may make it negative
-        found[:, : len(relevance)] += to_source @ relevance
-    return found
+        contributions = layer @ contributions
+        contributions *= np.maximum(
+            0, 1 - to_source.sum(1, keepdims=True)
+        )  # rounding may make it negative
+        contributions[:, : len(relevance)] += to_source @ relevance
+    return contributions
 
 
 @torch.inference_mode()
@@ -444,14 +451,14 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
     residuals = _residuals(network)
     if not all(
         module.pattern.keeps_tokens
-        and one.residual is add_residual
-        and (isinstance(one, PreNorm) or isinstance(one.norm, LayerNorm))
-        for module, one in residuals.items()
+        and residual.residual is add_residual
+        and (isinstance(residual, PreNorm) or isinstance(residual.norm, LayerNorm))
+        for module, residual in residuals.items()
     ):
         return None
     with _record(residuals) as sums, record_attention(residuals) as recorded:
         network(*read.batch(model))
-    found = {
+    contributions = {
         site: [
             _contributions(
                 module,
@@ -464,20 +471,22 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
         ]
         for site, modules in attentions(model).items()
     }
-    cross = [layer[:, 1:] for layer in found["cross_attention"]]  # the first is the residual's
-    return follow(found["encoder"], found["decoder"], cross)
+    cross = [
+        layer[:, 1:] for layer in contributions["cross_attention"]
+    ]  # the first is the residual's
+    return follow(contributions["encoder"], contributions["decoder"], cross)
 
 
 def _residuals(network: Transformer) -> dict[MultiHeadAttention, PostNorm]:
     """The residual connection around each attention."""
-    found: dict[MultiHeadAttention, PostNorm] = {}
+    residuals: dict[MultiHeadAttention, PostNorm] = {}
     for stack in (network.encoder, network.decoder):
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer)
-            found[layer.attention] = layer.attention_residual
+            residuals[layer.attention] = layer.attention_residual
             if isinstance(layer, DecoderLayer):
-                found[layer.cross_attention] = layer.cross_attention_residual
-    return found
+                residuals[layer.cross_attention] = layer.cross_attention_residual
+    return residuals
 
 
 @contextmanager
@@ -485,14 +494,16 @@ def _record(
     residuals: Mapping[MultiHeadAttention, PostNorm],
 ) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
     """The vectors before and after each residual connection, by attention module."""
-    found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    recorded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
     def keep(module: nn.Module) -> Callable[..., None]:
-        return lambda _, inputs, output: found.__setitem__(module, (inputs[0][0], output[0]))
+        return lambda _, inputs, output: recorded.__setitem__(module, (inputs[0][0], output[0]))
 
-    handles = [one.register_forward_hook(keep(module)) for module, one in residuals.items()]
+    handles = [
+        residual.register_forward_hook(keep(module)) for module, residual in residuals.items()
+    ]
     try:
-        yield found
+        yield recorded
     finally:
         for handle in handles:
             handle.remove()
@@ -522,8 +533,8 @@ def _contributions(
     if module.output.bias is not None:
         total = total + module.output.bias
     if is_self:
-        own = torch.arange(len(parts))
-        parts[own, own] += before
+        indices = torch.arange(len(parts))
+        parts[indices, indices] += before
     else:
         parts = torch.cat([before[:, None], parts], dim=1)
     if not isinstance(residual, PreNorm):  # LayerNorm is linear once its variance is known

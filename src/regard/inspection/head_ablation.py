@@ -71,16 +71,16 @@ def mean_outputs(
     places = list(places)
     sums: dict[HeadOutput, Tensor] = {}
     counts: Counter[HeadOutput] = Counter()
-    for one in forced:
+    for translation in forced:
         with head_outputs(network) as outputs:
-            network(*one.batch(model))
+            network(*translation.batch(model))
         for place in places:
-            found = outputs[sites[place.site][place.layer]][0, :, place.head]
+            output = outputs[sites[place.site][place.layer]][0, :, place.head]
             if place.token is not None:
-                tokens = one.source if place.site == "encoder" else one.inputs
-                found = found[[i for i, token in enumerate(tokens) if token.id == place.token]]
-            sums[place] = sums.get(place, 0) + found.sum(0)
-            counts[place] += len(found)
+                tokens = translation.source if place.site == "encoder" else translation.inputs
+                output = output[[i for i, token in enumerate(tokens) if token.id == place.token]]
+            sums[place] = sums.get(place, 0) + output.sum(0)
+            counts[place] += len(output)
     if missing := [place for place in places if not counts[place]]:
         raise RegardError(f"token {missing[0].token}: does not occur in any of the sentences")
     return {place: sums[place] / counts[place] for place in places}
@@ -89,15 +89,15 @@ def mean_outputs(
 @contextmanager
 def head_outputs(network: Transformer) -> Iterator[dict[nn.Module, Float[Tensor, "B Q h dv"]]]:
     """The latest outputs of the heads of each attention, before the output projection."""
-    found: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
 
     def keep(module: MultiHeadAttention) -> Callable[..., None]:
-        return lambda _, inputs: found.__setitem__(module, by_head(inputs[0], module.heads))
+        return lambda _, inputs: outputs.__setitem__(module, by_head(inputs[0], module.heads))
 
     modules = [module for layers in network.attentions().values() for module in layers]
     handles = [module.output.register_forward_pre_hook(keep(module)) for module in modules]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -203,27 +203,27 @@ class HeadTable:
             "tested": self.tested if self.correct else None,
             "heads": [
                 {
-                    "head": str(one.head),
-                    "behaviour": one.behaviour._asdict(),
-                    "bleu": list(one.bleu),
-                    "log_probability": list(one.log_probability),
-                    "correct": None if one.correct is None else list(one.correct),
+                    "head": str(effect.head),
+                    "behaviour": effect.behaviour._asdict(),
+                    "bleu": list(effect.bleu),
+                    "log_probability": list(effect.log_probability),
+                    "correct": None if effect.correct is None else list(effect.correct),
                 }
-                for one in self.effects
+                for effect in self.effects
             ],
         }
 
     @property
     def ranked(self) -> list[HeadEffect]:
-        """The head whose loss costs the reference most probability first. Unlike BLEU, it changes with every head."""
-        return sorted(self.effects, key=lambda one: one.log_probability.value)
+        """Effects on the log-probability of the reference, largest loss first; BLEU does not change with every head."""
+        return sorted(self.effects, key=lambda effect: effect.log_probability.value)
 
     @property
     def title(self) -> str:
         scores = f"BLEU {self.bleu:.1f}"
         if self.correct:
-            right, tested = self.correct
-            scores += f" and {right} of {tested} {self.tested} correct"
+            correct, tested = self.correct
+            scores += f" and {correct} of {tested} {self.tested} correct"
         return f"Without each head: {self.sentences} sentences, {scores} with all"
 
     @property
@@ -233,25 +233,28 @@ class HeadTable:
 
     def __str__(self) -> str:
         """A table for terminals, the most important head first."""
-        rows = [[str(one.head), str(one.behaviour), *map(str, one.changes)] for one in self.ranked]
+        rows = [
+            [str(effect.head), str(effect.behaviour), *map(str, effect.changes)]
+            for effect in self.ranked
+        ]
         table = text_table([["head", *self.columns], *rows])
         return f"{self.title}\n{HEAD_NAMES}\n\n{table}"
 
     def _repr_html_(self) -> str:
         """A table for notebooks: one row for each head."""
-        changes = [one.changes for one in self.effects]
+        changes = [effect.changes for effect in self.effects]
         strengths = [
             scaled([change.value for change in column]) for column in zip(*changes, strict=True)
         ]
         cells = [
-            [Cell(str(one.behaviour), 0.0)]
+            [Cell(str(effect.behaviour), 0.0)]
             + [
                 Cell(str(change), column[row])
                 for change, column in zip(changes[row], strengths, strict=True)
             ]
-            for row, one in enumerate(self.effects)
+            for row, effect in enumerate(self.effects)
         ]
-        names = [str(one.head) for one in self.effects]
+        names = [str(effect.head) for effect in self.effects]
         return heat_table(self.title, names, self.columns, cells)
 
 
@@ -313,24 +316,24 @@ class HeadAblation:
 
     def effect(self, head: Head) -> HeadEffect:
         """What is lost without this head."""
-        place, whole = HeadOutput(*head), self.whole
+        place, baseline = HeadOutput(*head), self.whole
         with mean_ablated(self.model, {place: self.means[place]}):
-            without = self._measure()
+            ablated = self._measure()
         return HeadEffect(
             head,
             self.behaviours[head],
-            _change(without.bleu, whole.bleu, bleu_of),
-            _change(without.log_probabilities, whole.log_probabilities, _ratio),
+            _change(ablated.bleu, baseline.bleu, bleu_of),
+            _change(ablated.log_probabilities, baseline.log_probabilities, _ratio),
             None
-            if without.correct is None or whole.correct is None
-            else _change(without.correct, whole.correct, lambda sums: 100 * _ratio(sums)),
+            if ablated.correct is None or baseline.correct is None
+            else _change(ablated.correct, baseline.correct, lambda sums: 100 * _ratio(sums)),
         )
 
     def table(self, effects: list[HeadEffect]) -> HeadTable:
         correct = None
         if self.whole.correct is not None:
-            right, tested = map(int, self.whole.correct.sum(0))
-            correct = right, tested
+            correct_count, tested = map(int, self.whole.correct.sum(0))
+            correct = correct_count, tested
         bleu = bleu_of(self.whole.bleu.sum(0))
         return HeadTable(effects, bleu, len(self.sources), correct, self.tested)
 
@@ -364,18 +367,22 @@ def _measure(
     correct: Correct | None,
 ) -> Measured:
     translations = [
-        found[0].translation.text if found else ""
-        for found in model.generate(sources, plain=True, beam=1)
+        nbest[0].translation.text if nbest else ""
+        for nbest in model.generate(sources, plain=True, beam=1)
     ]
     logs = token_log_probabilities(model, forced)
-    right = None
+    correct_counts = None
     if correct is not None:
-        found = [correct(i, text) for i, text in enumerate(translations)]
-        right = np.array([[one or 0.0, one is not None] for one in found], dtype=float)
+        verdicts = [correct(i, text) for i, text in enumerate(translations)]
+        correct_counts = np.array(
+            [[verdict or 0.0, verdict is not None] for verdict in verdicts], dtype=float
+        )
     return Measured(
         bleu_counts(translations, references),
-        np.array([[float(one.sum()), len(one)] for one in logs]),
-        right,
+        np.array(
+            [[float(log_probabilities.sum()), len(log_probabilities)] for log_probabilities in logs]
+        ),
+        correct_counts,
     )
 
 
@@ -386,9 +393,11 @@ def bleu_counts(translations: Sequence[str], references: Sequence[str]) -> Doubl
     scorer = BLEU(effective_order=True)
     scores = [
         scorer.sentence_score(*pair)
-        for pair in zip(translations, [[one] for one in references], strict=True)
+        for pair in zip(translations, [[reference] for reference in references], strict=True)
     ]
-    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores], float)
+    return np.array(
+        [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], float
+    )
 
 
 def bleu_of(sums: Doubles) -> float:
@@ -403,10 +412,10 @@ def _ratio(sums: Doubles) -> float:
     return float(sums[0] / max(sums[1], 1))
 
 
-def _change(without: Doubles, whole: Doubles, statistic: Callable[[Doubles], float]) -> Change:
-    less, all_ = resample([without, whole], statistic)
-    low, high = np.percentile(less - all_, [2.5, 97.5]).tolist()
-    return Change(statistic(without.sum(0)) - statistic(whole.sum(0)), low, high)
+def _change(without: Doubles, baseline: Doubles, statistic: Callable[[Doubles], float]) -> Change:
+    ablated, unablated = resample([without, baseline], statistic)
+    low, high = np.percentile(ablated - unablated, [2.5, 97.5]).tolist()
+    return Change(statistic(without.sum(0)) - statistic(baseline.sum(0)), low, high)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -438,43 +447,51 @@ def describe_heads(
     the token of the source that these sentences have least often.
     """
     check_supported(model)
-    frequency = Counter(token.id for one in forced for token in one.source)
+    frequency = Counter(token.id for translation in forced for token in translation.source)
     shares: dict[tuple[AttentionSite, str], list[Floats]] = {}
-    for number, one in enumerate(forced):
-        weights = observe(model, one.request, [token.id for token in one.inputs]).weights
+    for number, translation in enumerate(forced):
+        weights = observe(
+            model, translation.request, [token.id for token in translation.inputs]
+        ).weights
         for site, array in weights.items():
-            if array.shape[3] != len(one.source if site != "decoder" else one.inputs):
+            if array.shape[3] != len(
+                translation.source if site != "decoder" else translation.inputs
+            ):
                 continue  # keys that are not tokens (Linformer)
             for name, cells in _cells(
-                site, one, frequency, None if links is None else links[number]
+                site, translation, frequency, None if links is None else links[number]
             ).items():
                 rows, columns = zip(*cells, strict=True) if cells else ((), ())
                 if rows:
                     # each query counts once, however many of its keys belong to the behaviour
                     total = array[:, :, rows, columns].sum(-1) / len(set(rows))
                     shares.setdefault((site, name), []).append(total)
-    found: dict[Head, Behaviour] = {}
+    behaviours: dict[Head, Behaviour] = {}
     for site, modules in attentions(model).items():
-        means = {name: np.mean(some, axis=0) for (one, name), some in shares.items() if one == site}
+        means = {
+            name: np.mean(site_shares, axis=0)
+            for (share_site, name), site_shares in shares.items()
+            if share_site == site
+        }
         for layer, module in enumerate(modules):
             for head in range(module.heads):
                 values = {name: float(mean[layer, head]) for name, mean in means.items()}
                 best = max(values, key=values.__getitem__, default="mixed")
                 share = values.get(best, 0.0)
                 name = best if share >= CLEAR else "mixed"
-                found[Head(site, layer, head)] = Behaviour(name, share, values)
-    return found
+                behaviours[Head(site, layer, head)] = Behaviour(name, share, values)
+    return behaviours
 
 
 def _cells(
     site: AttentionSite,
-    one: ForcedTranslation,
+    translation: ForcedTranslation,
     frequency: Counter[int],
     links: Mapping[AttentionSite, Sequence[tuple[int, int]]] | None,
 ) -> dict[str, list[tuple[int, int]]]:
     """The query and key positions of each behaviour."""
-    queries = one.source if site == "encoder" else one.inputs
-    keys = one.inputs if site == "decoder" else one.source
+    queries = translation.source if site == "encoder" else translation.inputs
+    keys = translation.inputs if site == "decoder" else translation.source
     size, width = len(queries), len(keys)
     end = [j for j, token in enumerate(keys) if token.id == EOS]
     ordinary = [j for j, token in enumerate(keys) if token.id not in (BOS, EOS)]

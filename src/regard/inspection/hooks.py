@@ -88,8 +88,8 @@ class Observation(NamedTuple):
 
 def attentions(model: Translator) -> dict[AttentionSite, list[MultiHeadAttention]]:
     """The attention modules of each site, layer by layer; empty for a site that the network does not have."""
-    found = model.network.attentions()
-    return {site: found.get(site, []) for site in SITES}
+    sites = model.network.attentions()
+    return {site: sites.get(site, []) for site in SITES}
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _projections(
 
 
 def _output_by_head(module: MultiHeadAttention) -> Floats:
-    """[head, d_v, d]: a copy of W_O, because training may go on."""
+    """[head, d_v, d]: a copy of W_O, because training may continue."""
     weight = module.output.weight.detach().clone()
     return _array(weight.view(len(weight), module.heads, -1).permute(1, 2, 0))
 
@@ -199,10 +199,10 @@ def node_attention(model: Translator, request: Request, nodes: Sequence[Node]) -
     leaves = [node for node in paths if node not in inner]
     source = pad_rows([[*request.source, EOS]], model.device)
     memory = model.network.encode(source, model.engine.trees([request]))
-    longest = max(len(paths[leaf]) for leaf in leaves)
-    row_size = longest * source.shape[1] * sum(module.heads for module in cross)
+    width = max(len(paths[leaf]) for leaf in leaves)
+    row_size = width * source.shape[1] * sum(module.heads for module in cross)
     batch_size = max(1, MAX_NODE_WEIGHTS // row_size)
-    found: dict[int, Floats] = {}
+    by_node: dict[int, Floats] = {}
     for first in range(0, len(leaves), batch_size):
         batch = leaves[first : first + batch_size]
         tokens = [[nodes[node].token for node in paths[leaf]] for leaf in batch]
@@ -214,9 +214,9 @@ def node_attention(model: Translator, request: Request, nodes: Sequence[Node]) -
         weights = weights.reshape(*weights.shape[:2], *target.shape, -1)
         for row, leaf in enumerate(batch):
             for position, node in enumerate(paths[leaf]):
-                if node not in found:
-                    found[node] = weights[:, :, row, position].copy()
-    return {node: found[node] for node in sorted(parents)}
+                if node not in by_node:
+                    by_node[node] = weights[:, :, row, position].copy()
+    return {node: by_node[node] for node in sorted(parents)}
 
 
 def _path(nodes: Sequence[Node], node: int) -> list[int]:
@@ -251,19 +251,23 @@ def occlude(
     rows = len(passes[0].inputs)
     batch_size = max(1, MAX_OCCLUSION_LOGITS // (rows * model.tokenizer.target.size))
     requests = [_without(request, word) for word in words]
-    found = np.zeros((len(words), rows), dtype=np.float32)
+    occlusion = np.zeros((len(words), rows), dtype=np.float32)
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
-        source = pad_rows([[*one.source, EOS] for one in batch], model.device)
+        source = pad_rows([[*occluded.source, EOS] for occluded in batch], model.device)
         memory = model.network.encode(source, model.engine.trees(batch))
-        for one in passes:
-            inputs, outputs = torch.tensor([one.inputs, one.outputs], device=model.device)
+        for decoder_pass in passes:
+            inputs, outputs = torch.tensor(
+                [decoder_pass.inputs, decoder_pass.outputs], device=model.device
+            )
             states = model.network.decode(inputs.expand(len(batch), -1), memory)
             probabilities = model.network.project(states).float().softmax(-1)
             index = outputs.expand(len(batch), -1).unsqueeze(2)
             of_outputs = _array(probabilities.gather(2, index).squeeze(2))
-            found[start : start + batch_size, one.positions] = of_outputs[:, one.positions]
-    return found
+            occlusion[start : start + batch_size, decoder_pass.positions] = of_outputs[
+                :, decoder_pass.positions
+            ]
+    return occlusion
 
 
 def _without(request: Request, word: Sequence[int]) -> Request:

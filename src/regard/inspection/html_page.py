@@ -57,7 +57,8 @@ def model_page(model: Mapping[str, Any], weights: bytes) -> bytes:
     }
     packed = {id: deflate(text.encode("utf-8")) for id, text in texts.items()}
     data = [
-        _data("text/plain", id, pack(each)) for id, each in (packed | {"weights": weights}).items()
+        _data("text/plain", id, pack(content))
+        for id, content in (packed | {"weights": weights}).items()
     ]
     # The first script runs that of the page (strict-dynamic). The model runs in a worker whose code comes from the
     # file, with products in WebAssembly.
@@ -68,10 +69,10 @@ def model_page(model: Mapping[str, Any], weights: bytes) -> bytes:
     return html.replace(f"{_CHARSET}\n", "", 1).encode(ENCODING)
 
 
-def _data(kind: str, id: str, text: str) -> str:
+def _data(media_type: str, id: str, text: str) -> str:
     """A script element that holds data."""
     assert not _ELEMENT_END.search(text), "the text would end its own element"
-    return f'<script type="{kind}" id="{id}">{text}</script>'
+    return f'<script type="{media_type}" id="{id}">{text}</script>'
 
 
 def _bundled(entry: str) -> str:
@@ -123,7 +124,7 @@ def bundle(entry: str, read: Callable[[str], str]) -> str:
             other = posixpath.normpath(posixpath.join(posixpath.dirname(name), line[2]))
             add(other, (*importers, name))
             imported = filter(None, map(str.strip, line[1].split(",")))
-            names = ", ".join(one.replace(" as ", ": ") for one in imported)
+            names = ", ".join(specifier.replace(" as ", ": ") for specifier in imported)
             return f'const {{ {names} }} = modules["{other}"];'
 
         exports = [export[1] for export in _EXPORT.finditer(code)]
@@ -171,8 +172,8 @@ def pack(data: bytes) -> str:
     escaped = numbers >= 0
     first = np.where(escaped, 0xD800 + (numbers >> 10), pairs)
     second = 0xDC00 + (numbers & 0x3FF)
-    used = np.stack([np.ones_like(escaped), escaped], axis=1)
-    units = np.stack([first, second], axis=1)[used].astype("<u2")
+    used_units = np.stack([np.ones_like(escaped), escaped], axis=1)
+    units = np.stack([first, second], axis=1)[used_units].astype("<u2")
     return units.tobytes().decode("utf-16-le")
 
 

@@ -77,7 +77,10 @@ class DepthLens:
             "depths": self.depths,
             "candidates": [
                 [
-                    [{**one.token._asdict(), "probability": one.probability} for one in row]
+                    [
+                        {**candidate.token._asdict(), "probability": candidate.probability}
+                        for candidate in row
+                    ]
                     for row in rows
                 ]
                 for rows in self.candidates
@@ -137,8 +140,8 @@ def decoder_lens_of(model: Translator, text: str, forced: ForcedTranslation) -> 
     for depth in range(len(network.encoder.layers) + 1):
         with encoder_depth(network.encoder, depth):
             logits.append(network(*forced.batch(model))[0])
-            ((found, *_),) = model.generate([text], plain=True, beam=1)
-            translations.append(found.translation.text)
+            ((generated, *_),) = model.generate([text], plain=True, beam=1)
+            translations.append(generated.translation.text)
     return _lens("DecoderLens", model, forced, logits, translations)
 
 
@@ -164,18 +167,23 @@ def _lens(
     best = probabilities.topk(min(CANDIDATES, probabilities.shape[2]))
     target = model.tokenizer.target
     outputs = torch.tensor([token.id for token in forced.outputs], device=probabilities.device)
-    chosen = probabilities.gather(2, outputs[None, :, None].expand(len(logits), -1, 1))
+    output_probabilities = probabilities.gather(
+        2, outputs[None, :, None].expand(len(logits), -1, 1)
+    )
     return DepthLens(
         name=name,
         outputs=forced.outputs,
         depths=depth_names(len(logits) - 1),
         candidates=[
             [
-                [Candidate(*one) for one in zip(to_tokens(target, ids), values, strict=True)]
+                [
+                    Candidate(*candidate)
+                    for candidate in zip(to_tokens(target, ids), values, strict=True)
+                ]
                 for ids, values in zip(*rows, strict=True)
             ]
             for rows in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
-        probabilities=np.asarray(chosen.squeeze(2).cpu().numpy(), dtype=np.float32),
+        probabilities=np.asarray(output_probabilities.squeeze(2).cpu().numpy(), dtype=np.float32),
         translations=translations,
     )

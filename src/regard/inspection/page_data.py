@@ -64,7 +64,7 @@ class Lenses:
         return {
             "logit_lens": self.logit_lens.to_json(),
             "decoder_lens": self.decoder_lens.to_json(),
-            "attributions": [one.to_json() for one in self.attributions],
+            "attributions": [attribution.to_json() for attribution in self.attributions],
             "patching": self.patching and self.patching.to_json(),
             "architecture": self.architecture,
         }
@@ -91,11 +91,11 @@ class Lenses:
         return "\n\n".join(parts)
 
 
-def _reason(one: Attribution) -> list[str]:
-    words = one.strongest_words("integrated_gradients")
+def _reason(attribution: Attribution) -> list[str]:
+    words = attribution.strongest_words("integrated_gradients")
     return [
-        one.token.text,
-        one.foil.text,
+        attribution.token.text,
+        attribution.foil.text,
         ", ".join(f"{word} {share:+.2f}" for word, share in words) or "(no single word)",
     ]
 
@@ -134,7 +134,7 @@ def depth_lenses(model: Translator, text: str, forced: ForcedTranslation) -> dic
 
 
 def _parameters(model: Translator) -> int:
-    return sum(one.numel() for one in model.network.parameters())
+    return sum(parameter.numel() for parameter in model.network.parameters())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -143,18 +143,18 @@ def _parameters(model: Translator) -> int:
 
 def validation_sample(model: Translator) -> list[Pair]:
     """At most ``SAMPLE`` validation pairs in the target language of the model, without long ones, evenly spaced."""
-    several = model.recipe.data.targets
+    multilingual = model.recipe.data.targets
     pairs = (
         pair
         for pair in valid_pairs(model.recipe.data)
-        if (not several or language_of(pair) == model.language)
+        if (not multilingual or language_of(pair) == model.language)
         and all(side.strip() and len(side) <= SAMPLE_CHARACTERS for side in pair)
     )
-    found = list(islice(pairs, SAMPLED_FROM))
-    if not found:
+    candidates = list(islice(pairs, SAMPLED_FROM))
+    if not candidates:
         raise RegardError("the validation data have no pair that heads can be measured on")
-    count = min(len(found), SAMPLE)
-    return [found[number * len(found) // count] for number in range(count)]
+    count = min(len(candidates), SAMPLE)
+    return [candidates[number * len(candidates) // count] for number in range(count)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_scores(run: RunDir | None) -> list[str]:
     if run is None or not run.card_file.is_file():
         return []
     card = run.card()
-    return [f"{one['name']} {one['value']:.1f}" for one in card.get("test") or ()][:1]
+    return [f"{result['name']} {result['value']:.1f}" for result in card.get("test") or ()][:1]
 
 
 def examples_of(run: RunDir | None, recipe: Recipe) -> list[str]:

@@ -69,39 +69,41 @@ def contrast(
     """
     first, second = translations or (None, None)
     pair = force(model, text, first), force(model, other, second)
-    sizes = [len(one.source) for one in pair]
+    sizes = [len(sentence.source) for sentence in pair]
     if sizes[0] != sizes[1]:
         raise RegardError(
             f"patching needs sentences with the same number of tokens: {abbreviate(text)} has {sizes[0]}, "
             f"{abbreviate(other)} has {sizes[1]}"
         )
-    outputs = [[token.id for token in one.outputs] for one in pair]
+    outputs = [[token.id for token in sentence.outputs] for sentence in pair]
     at = next((i for i, ids in enumerate(zip(*outputs, strict=False)) if ids[0] != ids[1]), None)
     if at is None:
         raise RegardError(
             f"{abbreviate(text)} and {abbreviate(other)}: both have the same translation"
         )
     before, after = (
-        ForcedTranslation(one.request, one.source, one.inputs[: at + 1], one.outputs[: at + 1])
-        for one in pair
+        ForcedTranslation(
+            sentence.request, sentence.source, sentence.inputs[: at + 1], sentence.outputs[: at + 1]
+        )
+        for sentence in pair
     )
     return Contrast((text, other), (before, after), (outputs[0][at], outputs[1][at]))
 
 
 def contrasts(model: Translator, pairs: Sequence[tuple[str, str]]) -> list[Contrast]:
     """The contrasts of all pairs that can be compared; there must be one."""
-    found = []
+    comparable = []
     for text, other in pairs:
         try:
-            found.append(contrast(model, text, other))
+            comparable.append(contrast(model, text, other))
         except RegardError:
             continue
-    if not found:
+    if not comparable:
         raise RegardError(
             "none of the pairs can be compared: each needs two sentences with the same number of tokens and "
             "different translations"
         )
-    return found
+    return comparable
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,16 @@ class PatchMap:
 
         Without the embedding, which is given, and the last position of the decoder, where the choice is made.
         """
-        found = [
+        candidates = [
             (float(effects[depth, position]), depth, stack, position)
             for stack, effects in self.effects.items()
             for depth, position in np.ndindex(effects.shape)
             if depth and not (stack == "decoder" and position == effects.shape[1] - 1)
         ]
-        largest = max(found)[0]
+        largest = max(candidates)[0]
         _, depth, stack, position = max(
-            (one for one in found if one[0] > largest - SAME_EFFECT), key=lambda one: one[1]
+            (candidate for candidate in candidates if candidate[0] > largest - SAME_EFFECT),
+            key=lambda candidate: candidate[1],
         )
         return stack, depth, position
 
@@ -155,7 +158,7 @@ class PatchMap:
             "differences": list(self.differences),
             "position": self.position,
             "labels": {
-                stack: [[one._asdict() for one in pair] for pair in pairs]
+                stack: [[token._asdict() for token in pair] for pair in pairs]
                 for stack, pairs in self.labels.items()
             },
             "effects": {stack: pack(effects) for stack, effects in self.effects.items()},
@@ -247,8 +250,8 @@ def _patched(
         return edited
 
     with edit_stream(_stack(model, stack), depth, edit):
-        found = _log_odds(model, read, choice, len(positions))
-    return np.asarray(found.cpu().numpy(), dtype=np.float64)
+        patched = _log_odds(model, read, choice, len(positions))
+    return np.asarray(patched.cpu().numpy(), dtype=np.float64)
 
 
 def _stack(model: Translator, stack: Stack) -> Encoder | Decoder:
@@ -267,9 +270,9 @@ def patch_heads(model: Translator, between: Contrast) -> dict[AttentionSite, Flo
     _, reads, choice = between
     outputs, differences = [], []
     for read in reads:
-        with head_outputs(network) as found:
+        with head_outputs(network) as head_values:
             differences.append(float(_log_odds(model, read, choice)[0]))
-        outputs.append(found)
+        outputs.append(head_values)
     total = differences[0] - differences[1]
     effects: dict[AttentionSite, Floats] = {}
     for site, modules in sites.items():
@@ -301,10 +304,10 @@ def _patched_head(
 
     handle = module.output.register_forward_pre_hook(edit)
     try:
-        found = _log_odds(model, read, choice, len(positions))
+        patched = _log_odds(model, read, choice, len(positions))
     finally:
         handle.remove()
-    return np.asarray(found.cpu().numpy(), dtype=np.float64)
+    return np.asarray(patched.cpu().numpy(), dtype=np.float64)
 
 
 class Carrier(NamedTuple):
@@ -323,9 +326,9 @@ def find_carriers(model: Translator, compared: Sequence[Contrast]) -> list[Carri
     """
     effects: defaultdict[HeadOutput, list[float]] = defaultdict(list)
     names: dict[HeadOutput, Token] = {}
-    for one in compared:
-        for site, values in patch_heads(model, one).items():
-            sides = [read.source if site == "encoder" else read.inputs for read in one.reads]
+    for pair in compared:
+        for site, values in patch_heads(model, pair).items():
+            sides = [read.source if site == "encoder" else read.inputs for read in pair.reads]
             for position, (token, same) in enumerate(zip(*sides, strict=True)):
                 if token != same:
                     continue
@@ -338,7 +341,7 @@ def find_carriers(model: Translator, compared: Sequence[Contrast]) -> list[Carri
         for place, values in effects.items()
         if len(values) > len(compared) / 2
     ]
-    return sorted(carriers, key=lambda one: -one.effect)
+    return sorted(carriers, key=lambda carrier: -carrier.effect)
 
 
 class Ablated(NamedTuple):
@@ -364,20 +367,20 @@ def break_choice(
     At most ``most`` places. A mean over both sentences of every pair does not tell which of the two was read, so a
     choice that depends on these places alone is broken for half of the sentences.
     """
-    forced = [read for one in compared for read in one.reads]
-    taken: list[Carrier] = []
+    forced = [read for pair in compared for read in pair.reads]
+    ablated_carriers: list[Carrier] = []
     means: dict[HeadOutput, Tensor] = {}
     broken = 0.0
     for carrier in carriers[:most]:
-        taken.append(carrier)
+        ablated_carriers.append(carrier)
         means |= mean_outputs(model, [carrier.place], forced)
         with mean_ablated(model, means):
             odds = [
-                sign * float(_log_odds(model, read, one.choice)[0])
-                for one in compared
-                for sign, read in zip((1, -1), one.reads, strict=True)
+                sign * float(_log_odds(model, read, pair.choice)[0])
+                for pair in compared
+                for sign, read in zip((1, -1), pair.reads, strict=True)
             ]
         broken = float(np.mean(np.array(odds) < 0))
         if broken >= share:
             break
-    return Ablated(means, taken, broken)
+    return Ablated(means, ablated_carriers, broken)

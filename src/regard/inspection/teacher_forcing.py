@@ -85,8 +85,8 @@ def force(model: Translator, text: str, translation: str | None = None) -> Force
     check_supported(model)
     check_text(text)
     if translation is None:
-        ((found, *_),) = model.generate([text])
-        return force_ids(model, found.request, found.hypothesis.tokens)
+        ((generated, *_),) = model.generate([text])
+        return force_ids(model, generated.request, generated.hypothesis.tokens)
     return force_ids(model, model.request(text), model.encode_translation(translation, text))
 
 
@@ -105,17 +105,26 @@ def token_log_probabilities(
     model: Translator, forced: Sequence[ForcedTranslation], batch_size: int = 32
 ) -> list[Float[Tensor, " T"]]:
     """The log-probability of each output token of each translation."""
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     for start in range(0, len(forced), batch_size):
         batch = forced[start : start + batch_size]
         source, inputs, outputs = (
             pad_rows([[token.id for token in row] for row in rows], model.device)
-            for rows in zip(*((one.source, one.inputs, one.outputs) for one in batch), strict=True)
+            for rows in zip(
+                *(
+                    (translation.source, translation.inputs, translation.outputs)
+                    for translation in batch
+                ),
+                strict=True,
+            )
         )
         log_probabilities = model.network(source, inputs).log_softmax(-1)
-        chosen = log_probabilities.gather(2, outputs[:, :, None]).squeeze(2)
-        found += [row[: len(one.outputs)] for row, one in zip(chosen, batch, strict=True)]
-    return found
+        token_values = log_probabilities.gather(2, outputs[:, :, None]).squeeze(2)
+        results += [
+            row[: len(translation.outputs)]
+            for row, translation in zip(token_values, batch, strict=True)
+        ]
+    return results
 
 
 # ---------------------------------------------------------------------------------------------
@@ -147,18 +156,18 @@ def edit_stream(stack: Encoder | Decoder, depth: int, edit: Edit) -> Iterator[No
 @contextmanager
 def residual_streams(stack: Encoder | Decoder) -> Iterator[dict[int, Float[Tensor, "B T d"]]]:
     """The latest residual stream at each depth, by depth."""
-    found: dict[int, Tensor] = {}
+    streams: dict[int, Tensor] = {}
 
     def record(depth: int) -> Edit:
         def keep(stream: Tensor) -> Tensor:
-            found[depth] = stream
+            streams[depth] = stream
             return stream
 
         return keep
 
     handles = [_hook_stream(stack, depth, record(depth)) for depth in range(len(stack.layers) + 1)]
     try:
-        yield found
+        yield streams
     finally:
         for handle in handles:
             handle.remove()
@@ -186,7 +195,7 @@ def find_word(forced: ForcedTranslation, word: str | int) -> int:
             )
         return word
     words = [
-        (positions[0], "".join(forced.outputs[one].text for one in positions).lstrip("▁"))
+        (positions[0], "".join(forced.outputs[position].text for position in positions).lstrip("▁"))
         for positions in group_words(forced.outputs)
     ]
     for position, text in words:

@@ -139,7 +139,7 @@ class Trace:
     occlusion: Occlusion | None = None
     """None if the text is too long for it, given the model's size"""
     history: dict[str, Any] | None = None
-    """how the model was trained (``history.py``), if requested"""
+    """how the model was trained (``training_history.py``), if requested"""
     lenses: Lenses | None = None
     """what would be said at each depth, and why (``page_data.py``), if requested"""
     head_table: HeadTable | None = None
@@ -185,13 +185,16 @@ class Trace:
             "coverage": self._coverage(),
             "probabilities": self.probabilities,
             "candidates": [
-                [{**one.token._asdict(), "probability": one.probability} for one in row]
+                [
+                    {**candidate.token._asdict(), "probability": candidate.probability}
+                    for candidate in row
+                ]
                 for row in self.candidates
             ],
             "beam": [asdict(node) for node in self.beam],
             "iterations": [
-                {"inputs": _plain(one.inputs), "outputs": _plain(one.outputs)}
-                for one in self.iterations
+                {"inputs": _plain(iteration.inputs), "outputs": _plain(iteration.outputs)}
+                for iteration in self.iterations
             ],
             "parents": sorted(self.node_attention),
             "tokens": {str(i): token._asdict() for i, token in self.tokens.items()},
@@ -233,7 +236,9 @@ class Trace:
     def _projections(self, detail: Detail) -> dict[str, Any]:
         sizes = {
             name: sum(
-                array.nbytes for one in self.projections.values() for array in getattr(one, name)
+                array.nbytes
+                for projections in self.projections.values()
+                for array in getattr(projections, name)
             )
             for name in ("query", "key", "value", "output")
         }
@@ -244,10 +249,10 @@ class Trace:
             included["output"] = sizes["output"] <= MAX_PROJECTION_BYTES
         return {
             site: {
-                "scale": one.scale,
-                **{name: _layers(one, name, included[name]) for name in included},
+                "scale": projections.scale,
+                **{name: _layers(projections, name, included[name]) for name in included},
             }
-            for site, one in self.projections.items()
+            for site, projections in self.projections.items()
         }
 
     def _coverage(self) -> dict[str, list[float]]:
@@ -362,7 +367,7 @@ def trace(
     with mute_heads(model, mute):
         decoded = _decode(model, text, begin, parse, length, bool(mute), options)
         request, passes = decoded.request, decoded.passes
-        observed = [observe(model, request, one.inputs) for one in passes]
+        observed = [observe(model, request, decoder_pass.inputs) for decoder_pass in passes]
         occlusion = _occlusion(model, request, passes)
         rows = node_attention(model, request, decoded.beam) if decoded.searched else {}
     last, observation = passes[-1], observed[-1]
@@ -387,8 +392,10 @@ def trace(
         tokens={i: to_tokens(target, [i])[0] for i in {node.token for node in decoded.beam}},
         options=decoded.options,
         iterations=[
-            TracedIteration(to_tokens(target, one.inputs), to_tokens(target, one.outputs))
-            for one in passes
+            TracedIteration(
+                to_tokens(target, decoder_pass.inputs), to_tokens(target, decoder_pass.outputs)
+            )
+            for decoder_pass in passes
             if model.non_autoregressive
         ],
         muted=list(mute),
@@ -433,7 +440,7 @@ def _decode(
     options: DecodingOptions,
 ) -> TracedTranslation:
     """Translate a text as ``Translator.translate`` does, then decode its best request again with an observer."""
-    (found,) = model.generate(
+    (generated,) = model.generate(
         [text],
         prefixes=cast(list[str] | list[list[int]], [begin]) if begin else None,
         parses=None if parse is None else [parse],
@@ -441,9 +448,9 @@ def _decode(
         plain=plain,
         **options,
     )
-    if not found:
+    if not generated:
         raise RegardError("the text is blank: there is nothing to trace")
-    translation, request, hypothesis = found[0]
+    translation, request, hypothesis = generated[0]
     decoding = model.decoding_for(options)
     if model.non_autoregressive:
         steps: list[mask_predict.Iteration] = []
@@ -462,7 +469,9 @@ def _decode(
     else:
         model.engine.generate([request], decoding, observer=tree, plain=plain)
     outputs = [*hypothesis.tokens, EOS] if hypothesis.finished else hypothesis.tokens
-    one = DecoderPass(model.network.decoder_input(outputs), outputs, list(range(len(outputs))))
+    single_pass = DecoderPass(
+        model.network.decoder_input(outputs), outputs, list(range(len(outputs)))
+    )
     shown: dict[str, float | None] = {
         "beam": decoding.beam,
         "length_penalty": decoding.length_penalty,
@@ -470,7 +479,7 @@ def _decode(
         "seed": decoding.seed,
         "forced": len(request.prefix),
     }
-    return TracedTranslation(translation.text, request, [one], shown, tree.nodes, searched)
+    return TracedTranslation(translation.text, request, [single_pass], shown, tree.nodes, searched)
 
 
 def _mask_predict_passes(
@@ -501,7 +510,9 @@ def _occlusion(
     model: Translator, request: Request, passes: Sequence[DecoderPass]
 ) -> Occlusion | None:
     words = group_words(to_tokens(model.tokenizer.source, request.source))
-    tokens = len(words) * (len(request.source) + 1 + sum(len(one.inputs) for one in passes))
+    tokens = len(words) * (
+        len(request.source) + 1 + sum(len(decoder_pass.inputs) for decoder_pass in passes)
+    )
     work = tokens * sum(parameter.numel() for parameter in model.network.parameters())
     if work > OCCLUSION_WORK[model.device.type]:
         return None
@@ -511,15 +522,18 @@ def _occlusion(
 def _probabilities(passes: Sequence[DecoderPass], observed: Sequence[Observation]) -> torch.Tensor:
     """[target, V] at each position, in the pass that predicted its final token."""
     probabilities = observed[-1].logits.float().softmax(-1)
-    for one, observation in zip(passes, observed, strict=True):
-        logits = observation.logits[one.positions]
-        probabilities[one.positions] = logits.float().softmax(-1)
+    for decoder_pass, observation in zip(passes, observed, strict=True):
+        logits = observation.logits[decoder_pass.positions]
+        probabilities[decoder_pass.positions] = logits.float().softmax(-1)
     return probabilities
 
 
 def _candidates(probabilities: torch.Tensor, vocabulary: Vocabulary) -> list[list[Candidate]]:
     best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
     return [
-        [Candidate(*one) for one in zip(to_tokens(vocabulary, ids), values, strict=True)]
+        [
+            Candidate(*candidate)
+            for candidate in zip(to_tokens(vocabulary, ids), values, strict=True)
+        ]
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]

@@ -70,9 +70,11 @@ class ModelFormat:
             )
         if self.equal_heads:
             yield from _unequal_heads(model)
-        for kind in dict.fromkeys([recipe.tokenizer.kind, recipe.tokenizer.of_target.kind]):
-            if self.tokenizers is not None and kind not in self.tokenizers:
-                yield f"tokenizer.kind: {kind} (only {' or '.join(self.tokenizers)})"
+        for tokenizer_kind in dict.fromkeys(
+            [recipe.tokenizer.kind, recipe.tokenizer.of_target.kind]
+        ):
+            if self.tokenizers is not None and tokenizer_kind not in self.tokenizers:
+                yield f"tokenizer.kind: {tokenizer_kind} (only {' or '.join(self.tokenizers)})"
         if self.decoding is not None:
             yield from _unread_options(recipe.decoding, self.decoding)
 
@@ -324,8 +326,10 @@ def copy_state(network: nn.Module, weights: Mapping[str, Tensor], where: str) ->
         if name not in weights:
             raise RegardError(f"{where}: the weight {name} is missing")
         if tensor.shape != weights[name].shape:
-            found, expected = list(weights[name].shape), list(tensor.shape)
-            raise RegardError(f"{where}: {name} has shape {found}, but the model needs {expected}")
+            shape, expected_shape = list(weights[name].shape), list(tensor.shape)
+            raise RegardError(
+                f"{where}: {name} has shape {shape}, but the model needs {expected_shape}"
+            )
         tensor.copy_(weights[name])
     if extra := sorted(weights.keys() - state.keys()):
         raise RegardError(f"{where}: the model has no weight {extra[0]}")

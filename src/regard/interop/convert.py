@@ -32,8 +32,8 @@ def export_bundle(folder: Path, out: Path) -> list[str]:
         copied = Translator.load(partial, "cpu").network
         lines = []
         if isinstance(model.network, Transformer) and isinstance(copied, Transformer):
-            both = our_activations(model.network, batch), our_activations(copied, batch)
-            lines.append(str(compare(str(folder), *both, batch)))
+            activations = our_activations(model.network, batch), our_activations(copied, batch)
+            lines.append(str(compare(str(folder), *activations, batch)))
         size = sum(path.stat().st_size for path in partial.iterdir())
     return [*lines, f"{out}: {size / 1e6:.1f} MB, everything that is needed to use the model"]
 

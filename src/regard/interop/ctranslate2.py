@@ -141,9 +141,9 @@ def _layer(spec: Any, layer: Any) -> None:
 
 def _linear(spec: Any, *maps: nn.Linear) -> None:
     """One linear map, or several of the same input, concatenated."""
-    spec.weight = _array(torch.cat([one.weight for one in maps]))
+    spec.weight = _array(torch.cat([linear.weight for linear in maps]))
     if maps[0].bias is not None:
-        spec.bias = _array(torch.cat([one.bias for one in maps]))
+        spec.bias = _array(torch.cat([linear.bias for linear in maps]))
 
 
 def _norm(spec: Any, norm: Any) -> None:
@@ -162,12 +162,12 @@ def _array(x: Tensor) -> Any:
 
 
 def _verify(what: str, model: Translator, network: Transformer, batch: SampleBatch) -> Verification:
-    def ours(one: Transformer) -> Float[Tensor, " n"]:
-        return our_log_probabilities(one, batch)
+    def ours(variant: Transformer) -> Float[Tensor, " n"]:
+        return our_log_probabilities(variant, batch)
 
-    def theirs(one: Transformer) -> Float[Tensor, " n"]:
+    def theirs(variant: Transformer) -> Float[Tensor, " n"]:
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), model, one, "fp32")
+            _write(Path(folder), model, variant, "fp32")
             return _log_probabilities(Path(folder), model, batch)
 
     return verify_by_outputs(what, network, batch, ours, theirs)
@@ -190,7 +190,7 @@ def _log_probabilities(folder: Path, model: Translator, batch: SampleBatch) -> F
     sources = [_pieces(source, row)[:-1] for row in batch.source]
     targets = [_pieces(target, row)[1:] for row in batch.target]
     scored = translator.score_batch(sources, targets)
-    return torch.tensor([value for one in scored for value in one.log_probs])
+    return torch.tensor([value for result in scored for value in result.log_probs])
 
 
 def _pieces(vocabulary: Any, row: Tensor) -> list[str]:
@@ -201,8 +201,8 @@ def _pieces(vocabulary: Any, row: Tensor) -> list[str]:
 def _int8_error(folder: Path, model: Translator, batch: SampleBatch) -> str:
     """How much int8 quantization changes the outputs."""
     assert isinstance(model.network, Transformer)
-    exact = our_log_probabilities(model.network, batch)
-    error = (exact - _log_probabilities(folder, model, batch)).abs()
+    expected = our_log_probabilities(model.network, batch)
+    error = (expected - _log_probabilities(folder, model, batch)).abs()
     return (
         "int8 changes the log-probability of a token by "
         f"{error.mean():.2g} on average, {error.max():.2g} at most"

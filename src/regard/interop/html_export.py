@@ -5,7 +5,7 @@ runs them: ``inspection/web/model``. This module writes the data that this code 
 weights as bytes. ``weights.js`` describes the bytes.
 
 Weights are stored as integers, with as many bits as fit into a file of ``MAX_BYTES``, between ``MIN_BITS`` and
-``MAX_BITS`` on average. ``rounding.py`` decides which matrix gets how many. The browser computes in float32, so
+``MAX_BITS`` on average. ``weight_rounding.py`` decides which matrix gets how many. The browser computes in float32, so
 rounding the weights is the only loss; the export measures it.
 """
 
@@ -24,13 +24,19 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.head_ablation import HeadTable
-from regard.inspection.history import training_history
 from regard.inspection.html_page import deflate, model_page
 from regard.inspection.page_data import model_info
+from regard.inspection.training_history import training_history
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
-from regard.interop.rounding import Floats, Integers, RoundingCalibration, calibrate, limit_step
 from regard.interop.verification import SampleBatch, sample_batch
+from regard.interop.weight_rounding import (
+    Floats,
+    Integers,
+    RoundingCalibration,
+    calibrate,
+    limit_step,
+)
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer
@@ -169,15 +175,15 @@ class PackedWeights(NamedTuple):
     def bits(self) -> float:
         """Bits of a weight of a matrix, on average."""
         vectors = 4 * sum(map(np.size, self.vectors.values()))
-        count = sum(one.integers.size for one in self.matrices.values())
+        count = sum(matrix.integers.size for matrix in self.matrices.values())
         return 8 * (len(self.data) - vectors) / count
 
     def layout(self) -> dict[str, Any]:
         """What the bytes hold, in their order: ``WeightsJson`` of weights.js."""
         return {
             "matrices": [
-                [name, *one.integers.shape, one.step, one.low_bits]
-                for name, one in self.matrices.items()
+                [name, *matrix.integers.shape, matrix.step, matrix.low_bits]
+                for name, matrix in self.matrices.items()
             ],
             "vectors": [[name, len(vector)] for name, vector in self.vectors.items()],
             "aliases": self.aliases,
@@ -189,7 +195,10 @@ class PackedWeights(NamedTuple):
             name: torch.from_numpy(integers.astype(np.float32) * np.float32(step))
             for name, (integers, step) in self.matrices.items()
         }
-        return {**matrices, **{name: torch.from_numpy(one) for name, one in self.vectors.items()}}
+        return {
+            **matrices,
+            **{name: torch.from_numpy(vector) for name, vector in self.vectors.items()},
+        }
 
 
 def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
@@ -212,38 +221,39 @@ def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
 def round_matrices(
     matrices: Mapping[str, Floats], calibration: RoundingCalibration, bits: float
 ) -> dict[str, RoundedMatrix]:
-    """Integers that take so many bits on average when they are compressed, or slightly fewer."""
+    """Integers that take ``bits`` bits on average after compression, or slightly fewer."""
     relative = calibration.relative_steps()
     count = sum(map(np.size, matrices.values()))
 
     def steps(scale: float) -> dict[str, float]:
         return {
-            name: limit_step(one, relative[name] * 2.0**scale) for name, one in matrices.items()
+            name: limit_step(matrix, relative[name] * 2.0**scale)
+            for name, matrix in matrices.items()
         }
 
     scale = 0.0
     for _ in range(SEARCH_STEPS):
-        nearest = [
+        rounded = [
             RoundedMatrix(np.rint(matrices[name] / step).astype(np.int32), step)
             for name, step in steps(scale).items()
         ]
-        scale += 8 * len(weight_bytes([], nearest)) / count - bits  # twice the step, one bit less
-    chosen = steps(scale + MARGIN_BITS)
+        scale += 8 * len(weight_bytes([], rounded)) / count - bits  # twice the step, one bit less
+    final_steps = steps(scale + MARGIN_BITS)
     return {
         name: RoundedMatrix(calibration.round(name, matrices[name], step), step)
-        for name, step in chosen.items()
+        for name, step in final_steps.items()
     }
 
 
 def weight_bytes(vectors: Sequence[Floats], matrices: Sequence[RoundedMatrix]) -> bytes:
     """Vectors as floats; the low bits of all integers; the upper 8 bits of all integers, compressed."""
-    upper = [(one.integers >> one.low_bits).astype(np.int8) for one in matrices]
+    upper = [(matrix.integers >> matrix.low_bits).astype(np.int8) for matrix in matrices]
     return b"".join(
         [
             *(vector.astype("<f4").tobytes() for vector in vectors),
-            *(_low_bits(one.integers, one.low_bits) for one in matrices),
+            *(_low_bits(matrix.integers, matrix.low_bits) for matrix in matrices),
             # The values are independent of each other, so there is nothing to gain from repetitions.
-            deflate(b"".join(one.tobytes() for one in upper), zlib.Z_HUFFMAN_ONLY),
+            deflate(b"".join(high_bits.tobytes() for high_bits in upper), zlib.Z_HUFFMAN_ONLY),
         ]
     )
 
@@ -257,9 +267,9 @@ def _low_bits(values: Integers, width: int) -> bytes:
 def _aliases(network: Transformer) -> Iterator[tuple[str, str]]:
     first: dict[int, str] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
-        known = first.setdefault(id(tensor), name)
-        if known != name:
-            yield name, known
+        first_name = first.setdefault(id(tensor), name)
+        if first_name != name:
+            yield name, first_name
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,9 +283,9 @@ def _rounding_error(packed: PackedWeights, model: Translator) -> str:
     rounded = copy.deepcopy(network)
     copy_weights(rounded, packed.restored(), "rounded weights")
     batch = sample_batch(model.recipe, model.tokenizer)
-    outputs = [our_log_probabilities(one, batch) for one in (network, rounded)]
-    attention = [_attention(one, batch) for one in (network, rounded)]
-    changes = [(one - other).abs() for one, other in (outputs, attention)]
+    outputs = [our_log_probabilities(variant, batch) for variant in (network, rounded)]
+    attention = [_attention(variant, batch) for variant in (network, rounded)]
+    changes = [(exact - rounded_values).abs() for exact, rounded_values in (outputs, attention)]
     return (
         f"log-probabilities of tokens change by {changes[0].mean():.1g} on average, "
         f"attention weights by {changes[1].mean():.1g} on average and {changes[1].max():.1g} at most"
@@ -286,7 +296,7 @@ def _rounding_error(packed: PackedWeights, model: Translator) -> str:
 def _attention(network: Transformer, batch: SampleBatch) -> Tensor:
     """All attention weights that are not padding, one after the other."""
     modules = network.attentions()
-    with record_attention(one for layers in modules.values() for one in layers) as recorded:
+    with record_attention(layer for layers in modules.values() for layer in layers) as recorded:
         network.eval()(batch.source, batch.target)
     masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
     weights = [

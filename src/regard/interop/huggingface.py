@@ -196,26 +196,26 @@ def _vocabs(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, int]]:
     if not _shared(settings) and not (folder / names[1]).is_file():
         names[1] = names[0]  # two embeddings of one vocabulary
     sizes = [settings["vocab_size"], settings.get("decoder_vocab_size") or settings["vocab_size"]]
-    found = []
+    vocabs = []
     for name, size in zip(names, sizes, strict=False):
         vocab = _json(folder / name)
         if sorted(vocab.values()) != list(range(size)) or "<unk>" not in vocab:
             raise RegardError(
                 f"{folder / name}: must have {size} pieces, including <unk>, with the ids 0 to {size - 1}"
             )
-        found.append(vocab)
-    return [found[0], found[-1]]
+        vocabs.append(vocab)
+    return [vocabs[0], vocabs[-1]]
 
 
 def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     tokenizer_config = folder / "tokenizer_config.json"
     config = _json(tokenizer_config) if tokenizer_config.is_file() else {}
     languages = [config.get(f"{side}_lang") or side for side in SIDES]
-    longest = int(settings.get("max_length") or 512)
+    max_length = int(settings.get("max_length") or 512)
     dropout = settings.get("dropout", 0.1)
     values = {
         "data": {"train": {"pairs": "unknown: the model was imported"}, "languages": languages}
-        | {"clean": {"max_tokens": longest}},
+        | {"clean": {"max_tokens": max_length}},
         "tokenizer": {"kind": "marian", "vocab_size": settings["vocab_size"] + len(SPECIAL_TOKENS)}
         | {"shared": _shared(settings), "normalize": "none"},
         "model": {
@@ -237,9 +237,9 @@ def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
             "beam": settings.get("num_beams", 1),
             "length_penalty": settings.get("length_penalty", 1.0),
             "length_normalization": "transformers",
-            "extra_length": longest,
+            "extra_length": max_length,
             # Their limit includes the start token and EOS.
-            "max_length": max(1, longest - 2),
+            "max_length": max(1, max_length - 2),
         },
     }
     return make_recipe(values, str(folder))
@@ -255,8 +255,8 @@ def _tokenizer(
     models = [_bytes(folder / f"{side}.spm") for side in SIDES]
     try:
         source, target = (
-            MarianVocabulary(model, one.pieces, ids)
-            for model, one, ids in zip(models, maps, ((), suppressed), strict=True)
+            MarianVocabulary(model, vocabulary_map.pieces, ids)
+            for model, vocabulary_map, ids in zip(models, maps, ((), suppressed), strict=True)
         )
     except RuntimeError:
         raise RegardError(f"{folder}: source.spm or target.spm is damaged") from None
@@ -278,9 +278,9 @@ def _their_weights(folder: Path) -> dict[str, Tensor]:
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     try:
         if safe.is_file():
-            found = load_file(safe)
+            weights = load_file(safe)
         elif pickled.is_file():
-            found = torch.load(pickled, map_location="cpu", weights_only=True)
+            weights = torch.load(pickled, map_location="cpu", weights_only=True)
         else:
             raise RegardError(f"{folder}: contains neither model.safetensors nor pytorch_model.bin")
     except (SafetensorError, RuntimeError, EOFError) as error:
@@ -291,7 +291,7 @@ def _their_weights(folder: Path) -> dict[str, Tensor]:
         raise RegardError(
             f"{pickled}: contains more than weights, so it is not loaded; save the weights as model.safetensors"
         ) from None
-    return {name: tensor.float() for name, tensor in found.items()}
+    return {name: tensor.float() for name, tensor in weights.items()}
 
 
 def _our_weights(
@@ -308,19 +308,19 @@ def _our_weights(
     if not recipe.model.tie_output:
         projection = _first(theirs, "lm_head.weight")
     bias = theirs.get("final_logits_bias", torch.zeros(1, len(decoder)))[0]
-    found = {
+    weights = {
         "encoder.embedding.weight": permute_features(source.reorder(encoder), (1,), order),
         "decoder.embedding.weight": permute_features(target.reorder(decoder), (1,), order),
         "projection.weight": permute_features(target.reorder(projection), (1,), order),
         "projection.bias": target.reorder(bias, NEG_INF),
     }
     if recipe.model.tie_output:
-        found["decoder.embedding.bias"] = found["projection.bias"]
+        weights["decoder.embedding.bias"] = weights["projection.bias"]
         if recipe.model.tie_embeddings:
-            found["encoder.embedding.bias"] = found["projection.bias"]
+            weights["encoder.embedding.bias"] = weights["projection.bias"]
     for weight in MARIAN_NAMES.weights(recipe.model):
-        found[weight.ours] = permute_features(_first(theirs, weight.theirs), weight.axes, order)
-    return found
+        weights[weight.ours] = permute_features(_first(theirs, weight.theirs), weight.axes, order)
+    return weights
 
 
 def _first(theirs: Mapping[str, Tensor], *names: str) -> Tensor:
@@ -381,12 +381,12 @@ def _compare_tokenizers(
         (sources, tokenizer.source, maps[0], theirs(sources).input_ids),
         (targets, tokenizer.target, maps[1], theirs(text_target=targets).input_ids),
     ]
-    for texts, vocabulary, one, their_rows in checks:
+    for texts, vocabulary, vocabulary_map, their_rows in checks:
         for text, ours, rows in zip(texts, vocabulary.encode(texts), their_rows, strict=True):
-            if [*ours, EOS] != [one.our_id(row) for row in rows]:
+            if [*ours, EOS] != [vocabulary_map.our_id(row) for row in rows]:
                 raise RegardError(f"{what}: MarianTokenizer encodes {text!r} differently")
-    known = [[i for i in row if i != UNK] for row in tokenizer.target.encode(targets)]
-    for text, row in zip(tokenizer.target.decode(known), known, strict=True):
+    encoded = [[i for i in row if i != UNK] for row in tokenizer.target.encode(targets)]
+    for text, row in zip(tokenizer.target.decode(encoded), encoded, strict=True):
         if theirs.decode([maps[1].rows[i] for i in row], skip_special_tokens=True) != text.strip():
             raise RegardError(f"{what}: MarianTokenizer decodes {text!r} differently")
     return 2 * len(sources)
@@ -418,7 +418,9 @@ def export_huggingface(folder: Path, out: Path) -> list[str]:
     network, tokenizer = model.network, model.tokenizer
     assert isinstance(network, Transformer)
     batch = sample_batch(model.recipe, tokenizer)
-    maps = [VocabularyMap.identity(one) for one in (tokenizer.source, tokenizer.target)]
+    maps = [
+        VocabularyMap.identity(vocabulary) for vocabulary in (tokenizer.source, tokenizer.target)
+    ]
     with atomic_folder(out) as partial, quiet(transformers):
         config = transformers.MarianConfig(**_config(model.recipe, tokenizer))
         marian = transformers.MarianMTModel(config)
@@ -463,7 +465,9 @@ def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _generation(model: Translator) -> dict[str, Any]:
     decoding = model.recipe.decoding
-    forced = {"forced_eos_token_id": EOS} if decoding.length_normalization == "transformers" else {}
+    forced_eos = (
+        {"forced_eos_token_id": EOS} if decoding.length_normalization == "transformers" else {}
+    )
     return {
         "num_beams": decoding.beam,
         "length_penalty": decoding.length_penalty,
@@ -473,7 +477,7 @@ def _generation(model: Translator) -> dict[str, Any]:
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
-        **forced,
+        **forced_eos,
     }
 
 
@@ -482,7 +486,7 @@ def _marian_weights(network: Transformer, config: ModelConfig, marian: Any) -> d
     """Our weights under their names, with features in their order; a bias we do not have is zero."""
     order = interleaved(config.d_model).argsort()
     ours, theirs = network.state_dict(), marian.state_dict()
-    found = {name: tensor for name, tensor in theirs.items() if "embed_positions" in name}
+    weights = {name: tensor for name, tensor in theirs.items() if "embed_positions" in name}
     embeddings = {
         "model.shared.weight": ours["decoder.embedding.weight"],
         "model.encoder.embed_tokens.weight": ours["encoder.embedding.weight"],
@@ -491,17 +495,17 @@ def _marian_weights(network: Transformer, config: ModelConfig, marian: Any) -> d
     }
     for name, tensor in embeddings.items():
         if name in theirs:
-            found[name] = permute_features(tensor, (1,), order)
+            weights[name] = permute_features(tensor, (1,), order)
     bias = ours.get("projection.bias")
-    found["final_logits_bias"] = torch.zeros(len(network.projection.weight))[None]
+    weights["final_logits_bias"] = torch.zeros(len(network.projection.weight))[None]
     if bias is not None:
-        found["final_logits_bias"] = bias[None]
+        weights["final_logits_bias"] = bias[None]
     for weight in MARIAN_NAMES.weights(config):
         if weight.ours in ours:
-            found[weight.theirs] = permute_features(ours[weight.ours], weight.axes, order)
+            weights[weight.theirs] = permute_features(ours[weight.ours], weight.axes, order)
         else:
-            found[weight.theirs] = torch.zeros_like(theirs[weight.theirs])
-    return found
+            weights[weight.theirs] = torch.zeros_like(theirs[weight.theirs])
+    return weights
 
 
 def _write_tokenizer(folder: Path, model: Translator) -> None:

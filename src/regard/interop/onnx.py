@@ -42,8 +42,8 @@ class GraphCache(KVCache):
         assert self.past is not None
         rows = self.past[0].shape[:2]
         key, value = (
-            torch.cat([before, one.view(*rows, *one.shape[1:])], dim=3)
-            for before, one in zip(self.past, new, strict=True)
+            torch.cat([before, projected.view(*rows, *projected.shape[1:])], dim=3)
+            for before, projected in zip(self.past, new, strict=True)
         )
         self.past = key, value
         return KeyValue(key.flatten(0, 1), value.flatten(0, 1))
@@ -64,8 +64,8 @@ class EncoderGraph(nn.Module):
             x = layer(x, AttentionMask(mask), mask)
         cross = self.network.decoder.cross_attention_kv(EncoderOutput(encoder.norm(x, mask), mask))
         return (
-            torch.stack([one.key for one in cross]),
-            torch.stack([one.value for one in cross]),
+            torch.stack([projected.key for projected in cross]),
+            torch.stack([projected.value for projected in cross]),
             mask,
         )
 
@@ -218,17 +218,17 @@ def _silent(*names: str) -> Iterator[None]:
 def _verify(what: str, network: Transformer, batch: SampleBatch, folder: Path) -> Verification:
     """Write the graphs into the folder and compare their logits with the network's."""
 
-    def ours(one: Transformer) -> Float[Tensor, "n V"]:
+    def ours(variant: Transformer) -> Float[Tensor, "n V"]:
         with torch.no_grad():
-            logits: Tensor = one.eval()(batch.source, batch.target)
+            logits: Tensor = variant.eval()(batch.source, batch.target)
             return logits[batch.target_mask]
 
-    def theirs(one: Transformer) -> Float[Tensor, "n V"]:
-        if one is network:
+    def theirs(variant: Transformer) -> Float[Tensor, "n V"]:
+        if variant is network:
             write_graphs(folder, network)
             return graph_logits(folder, batch)
         with tempfile.TemporaryDirectory() as other:
-            write_graphs(Path(other), one)
+            write_graphs(Path(other), variant)
             return graph_logits(Path(other), batch)
 
     return verify_by_outputs(what, network, batch, ours, theirs)

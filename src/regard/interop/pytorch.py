@@ -145,7 +145,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
     file = path / "model.safetensors" if path.is_dir() else path
     try:
-        found = load_file(file)
+        state = load_file(file)
     except FileNotFoundError:
         raise RegardError(f"{file}: no such file") from None
     except (SafetensorError, OSError) as error:
@@ -153,7 +153,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{file}: not a safetensors file ({error}); write one with "
             "safetensors.torch.save_file(model.state_dict(), …)"
         ) from None
-    weights = {name: value for name, value in found.items() if "positional_encoding" not in name}
+    weights = {name: value for name, value in state.items() if "positional_encoding" not in name}
     if "generator.weight" not in weights:
         raise RegardError(
             f"{file}: generator.weight is missing; besides transformer.* a model needs "
@@ -215,17 +215,17 @@ def _their_weights(network: Transformer, config: ModelConfig) -> dict[str, Tenso
         split[weight.theirs] = (
             ours[weight.ours] if weight.ours in ours else _zero_bias(ours, weight.ours)
         )
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in split.items():
         if name.rpartition(".")[0].endswith("q_proj"):
             prefix, _, kind = name.rpartition("q_proj.")
             thirds = [split[f"{prefix}{projection}.{kind}"] for projection in IN_PROJECTIONS]
-            found[f"{prefix}in_proj_{kind}"] = torch.cat(thirds)
+            weights[f"{prefix}in_proj_{kind}"] = torch.cat(thirds)
         elif not name.rpartition(".")[0].endswith(IN_PROJECTIONS):
-            found[name] = tensor
+            weights[name] = tensor
     embeddings = {theirs: ours[name] for name, theirs in EMBEDDINGS.items() if name in ours}
     bias = torch.zeros(len(network.projection.weight))
-    return {**found, "generator.bias": bias, **embeddings}
+    return {**weights, "generator.bias": bias, **embeddings}
 
 
 def _zero_bias(ours: Mapping[str, Tensor], bias: str) -> Tensor:

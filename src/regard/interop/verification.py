@@ -71,17 +71,17 @@ def sample_batch(recipe: Recipe, tokenizer: Tokenizer, texts: int = TEXTS) -> Sa
         ).tolist()
         return ids
 
-    longest = MAX_TOKENS
+    max_tokens = MAX_TOKENS
     if recipe.model.position == "learned":
-        longest = min(longest, recipe.model.max_length - 1)
-    lengths = [1 + 3 * row % longest for row in range(RANDOM_ROWS)]
+        max_tokens = min(max_tokens, recipe.model.max_length - 1)
+    lengths = [1 + 3 * row % max_tokens for row in range(RANDOM_ROWS)]
     sources = tokenizer.source.encode([pair.source for pair in pairs])
     targets = tokenizer.target.encode([pair.target for pair in pairs])
     sources += [random_ids(tokenizer.source.size, length) for length in lengths]
     targets += [random_ids(tokenizer.target.size, length) for length in reversed(lengths)]
     return SampleBatch(
-        _padded([[*row[:longest], EOS] for row in sources]),
-        _padded([[BOS, *row[:longest]] for row in targets]),
+        _padded([[*row[:max_tokens], EOS] for row in sources]),
+        _padded([[BOS, *row[:max_tokens]] for row in targets]),
         pairs,
     )
 
@@ -114,17 +114,17 @@ def stages(
     stack: str, layers: Sequence[nn.Module], final_norm: nn.Module | None = None
 ) -> list[Stage]:
     """The points of one stack, encoder or decoder, from bottom to top."""
-    found = [Stage(f"{stack} embedding and position", layers[0], is_input=True)]
-    found += [Stage(f"{stack} layer {number}", layer) for number, layer in enumerate(layers, 1)]
-    return found if final_norm is None else [*found, Stage(f"{stack} final norm", final_norm)]
+    points = [Stage(f"{stack} embedding and position", layers[0], is_input=True)]
+    points += [Stage(f"{stack} layer {number}", layer) for number, layer in enumerate(layers, 1)]
+    return points if final_norm is None else [*points, Stage(f"{stack} final norm", final_norm)]
 
 
 def our_stages(network: Transformer) -> list[Stage]:
-    found = []
+    points = []
     for name, stack in (("encoder", network.encoder), ("decoder", network.decoder)):
         final_norm = stack.norm if any(True for _ in stack.norm.parameters()) else None
-        found += stages(name, list(stack.layers), final_norm)
-    return found
+        points += stages(name, list(stack.layers), final_norm)
+    return points
 
 
 @contextmanager
@@ -189,10 +189,10 @@ def compare(
     largest = 0.0
     for name, value in ours.items():
         mask = batch.source_mask if name.startswith("encoder") else batch.target_mask
-        found, allowed = difference(value[mask], theirs[name][mask])
-        if not found <= allowed:
-            raise mismatch(what, name, found, allowed)
-        largest = max(largest, found)
+        largest_difference, allowed = difference(value[mask], theirs[name][mask])
+        if not largest_difference <= allowed:
+            raise mismatch(what, name, largest_difference, allowed)
+        largest = max(largest, largest_difference)
     return Verification(len(batch.source), len(ours), largest)
 
 
@@ -203,9 +203,9 @@ def difference(ours: Float[Tensor, "*n"], theirs: Float[Tensor, "*n"]) -> tuple[
     return float((ours - theirs)[unmasked].abs().max()), TOLERANCE[ours.dtype] * scale
 
 
-def mismatch(what: str, where: str, found: float, allowed: float) -> RegardError:
+def mismatch(what: str, where: str, observed: float, allowed: float) -> RegardError:
     return RegardError(
-        f"{what}: the two models differ: {where} differs by {found:.2g} (allowed: {allowed:.1g}); "
+        f"{what}: the two models differ: {where} differs by {observed:.2g} (allowed: {allowed:.1g}); "
         "nothing was written"
     )
 
@@ -221,14 +221,14 @@ def verify_by_outputs(
     what: str, network: Transformer, batch: SampleBatch, ours: Outputs, theirs: Outputs
 ) -> Verification:
     """Compare the outputs of the network with those of the engine; if they differ, name the first layer that does."""
-    found, allowed = difference(ours(network), theirs(network))
-    if found <= allowed:
-        return Verification(len(batch.source), 1, found)
+    observed, allowed = difference(ours(network), theirs(network))
+    if observed <= allowed:
+        return Verification(len(batch.source), 1, observed)
     for name, truncated in truncated_networks(network):
-        found_there, allowed_there = difference(ours(truncated), theirs(truncated))
-        if not found_there <= allowed_there:
-            raise mismatch(what, name, found_there, allowed_there)
-    raise mismatch(what, "the whole network", found, allowed)
+        observed_there, allowed_there = difference(ours(truncated), theirs(truncated))
+        if not observed_there <= allowed_there:
+            raise mismatch(what, name, observed_there, allowed_there)
+    raise mismatch(what, "the whole network", observed, allowed)
 
 
 def truncated_networks(network: Transformer) -> Iterator[tuple[str, Transformer]]:

@@ -29,7 +29,10 @@ from regard.metrics.bootstrap import Counts, Floats, percentage
 def _count_correct(hypothesis: str, reference: str) -> tuple[int, int]:
     predicted, expected = hypothesis.split(), reference.split()
     check_same_length(predicted, expected)
-    return sum(one == other for one, other in zip(predicted, expected, strict=True)), len(expected)
+    return sum(
+        predicted_label == expected_label
+        for predicted_label, expected_label in zip(predicted, expected, strict=True)
+    ), len(expected)
 
 
 def _count_by_label(systems: Sequence[Lines], references: Lines, sources: Lines) -> list[Counts]:
@@ -41,11 +44,11 @@ def _count_by_label(systems: Sequence[Lines], references: Lines, sources: Lines)
         for row, (line, reference) in enumerate(zip(lines, references, strict=True)):
             predicted, expected = line.split(), reference.split()
             check_same_length(predicted, expected)
-            for one, other in zip(predicted, expected, strict=True):
-                counts[row, columns[other], 2] += 1
-                if one in columns:
-                    counts[row, columns[one], 1] += 1
-                counts[row, columns[other], 0] += one == other
+            for predicted_label, expected_label in zip(predicted, expected, strict=True):
+                counts[row, columns[expected_label], 2] += 1
+                if predicted_label in columns:
+                    counts[row, columns[predicted_label], 1] += 1
+                counts[row, columns[expected_label], 0] += predicted_label == expected_label
         all_counts.append(counts.reshape(len(lines), -1))
     return all_counts
 

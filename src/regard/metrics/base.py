@@ -227,7 +227,7 @@ def count_each_line(count: Callable[[str, str], Sequence[float]]) -> CountFuncti
 
     def count_all(systems: Sequence[Lines], references: Lines, sources: Lines) -> list[Counts]:
         return [
-            np.array([count(*both) for both in zip(lines, references, strict=True)], np.float64)
+            np.array([count(*pair) for pair in zip(lines, references, strict=True)], np.float64)
             for lines in systems
         ]
 
@@ -296,7 +296,7 @@ def _check(metrics: Sequence[str], lines: Mapping[str, Lines]) -> None:
             raise RegardError(f"unknown metric {name}{suggest(name, list(METRICS))}")
         if METRICS[name].scored_on == "model":
             raise RegardError(f"{name} cannot be computed from texts, only by a model")
-    counts = {role: len(some) for role, some in lines.items()}
+    counts = {role: len(role_lines) for role, role_lines in lines.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} {role}" for role, count in counts.items())
         raise RegardError(f"scoring needs equal numbers of lines, but got {listed}")

@@ -24,7 +24,7 @@ def mbr_rank(texts: Sequence[str]) -> list[tuple[int, float]]:
     counts = Counter(texts)
     means = pairwise_chrf(list(counts)) @ np.array(list(counts.values())) / len(texts)
     ranked = [(texts.index(text), float(mean)) for text, mean in zip(counts, means, strict=True)]
-    return sorted(ranked, key=lambda one: -one[1])
+    return sorted(ranked, key=lambda ranking: -ranking[1])
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
@@ -34,11 +34,13 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
     for n in range(1, ORDER + 1):
         counts = _count_ngrams(letters, n)
         total = counts.sum(1, dtype=np.float64)
-        matches = np.stack([np.minimum(own, counts).sum(1, dtype=np.float64) for own in counts])
-        both = (total[:, None] > 0) & (total[None] > 0)
+        matches = np.stack(
+            [np.minimum(ngrams, counts).sum(1, dtype=np.float64) for ngrams in counts]
+        )
+        comparable = (total[:, None] > 0) & (total[None] > 0)
         precision += matches / np.maximum(total, 1)[:, None]
         recall += matches / np.maximum(total, 1)[None]
-        orders += both
+        orders += comparable
     precision, recall = precision / np.maximum(orders, 1), recall / np.maximum(orders, 1)
     denominator = BETA**2 * precision + recall
     numerator = (1 + BETA**2) * precision * recall

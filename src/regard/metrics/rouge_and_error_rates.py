@@ -49,12 +49,12 @@ def rouge_l(hypothesis: str, reference: str) -> float:
     return f1(common_subsequence(ours, theirs), len(ours), len(theirs))
 
 
-def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
     """The length of the longest sequence of words that occur in both, in the same order."""
-    previous = [0] * (len(other) + 1)
-    for word in one:
+    previous = [0] * (len(second) + 1)
+    for word in first:
         row = [0]
-        for column, other_word in enumerate(other):
+        for column, other_word in enumerate(second):
             matches = word == other_word
             row.append(previous[column] + 1 if matches else max(previous[column + 1], row[-1]))
         previous = row
@@ -91,12 +91,12 @@ class Word:
     references: list[Symbols]
 
 
-def edit_distance(one: Symbols, other: Symbols) -> int:
+def edit_distance(first: Symbols, second: Symbols) -> int:
     """The number of symbols to insert, delete or replace to turn one sequence into the other (Levenshtein)."""
-    previous = list(range(len(other) + 1))
-    for row, symbol in enumerate(one, start=1):
+    previous = list(range(len(second) + 1))
+    for row, symbol in enumerate(first, start=1):
         current = [row]
-        for column, other_symbol in enumerate(other, start=1):
+        for column, other_symbol in enumerate(second, start=1):
             replaced = previous[column - 1] + (symbol != other_symbol)
             current.append(min(replaced, previous[column] + 1, current[-1] + 1))
         previous = current

@@ -86,8 +86,10 @@ class SacreBleuMetric(Metric):
         from sacrebleu.metrics.bleu import BLEU
 
         if tokenize not in BLEU.TOKENIZERS:
-            known = list(BLEU.TOKENIZERS)
-            raise RegardError(f"sacreBLEU has no tokenizer {tokenize}{suggest(tokenize, known)}")
+            tokenizers = list(BLEU.TOKENIZERS)
+            raise RegardError(
+                f"sacreBLEU has no tokenizer {tokenize}{suggest(tokenize, tokenizers)}"
+            )
         return self.build(tokenize)
 
 
@@ -104,7 +106,7 @@ def _interval(
     statistics = scorer._extract_corpus_statistics(hypotheses, [references])
     scorer.seed, resampled = _bootstrap_resample(statistics, scorer, RESAMPLES)
     scorer.n_bootstrap = RESAMPLES  # for the signature
-    scores = sorted(float(one.score) for one in resampled)
+    scores = sorted(float(score.score) for score in resampled)
     outside = RESAMPLES // 40
     return scores[outside], scores[-1 - outside]
 

@@ -63,11 +63,15 @@ class Translate:
             )
         # As ``regard translate`` reads Parquet: missing texts are empty, and line breaks become spaces.
         texts = [" ".join((text or "").splitlines()) for text in batch[self.column].tolist()]
-        found = [best for best, *_ in self.model.search(texts, **self.options)]
+        best_translations = [best for best, *_ in self.model.search(texts, **self.options)]
         return {
             **batch,
-            "translation": np.array([one.text for one in found], object),
-            "confidence": np.array([one.confidence for one in found], np.float64),
+            "translation": np.array(
+                [translation.text for translation in best_translations], object
+            ),
+            "confidence": np.array(
+                [translation.confidence for translation in best_translations], np.float64
+            ),
         }
 
 

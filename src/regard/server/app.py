@@ -171,8 +171,8 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
     async def translate(request: Request) -> Response:
         """Translate one text or a list of texts, of any length."""
         body = await read_body(request, TranslateRequest, settings)
-        found = await cancel_on_disconnect(request, service.translate(body))
-        return Response(found.model_dump_json(exclude_none=True), media_type="application/json")
+        response = await cancel_on_disconnect(request, service.translate(body))
+        return Response(response.model_dump_json(exclude_none=True), media_type="application/json")
 
     app.router.add_api_route(
         "/translate",
@@ -262,7 +262,9 @@ def _add_regard_routes(app: FastAPI, service: Service) -> None:
         """The version of Regard, the languages, all models, and the card of the first one or of `model`."""
         check_api_key(request, None, settings)
         card = dict(service.models.entry(model).card)
-        models = [await asyncio.to_thread(describe_entry, one) for one in service.models.entries]
+        models = [
+            await asyncio.to_thread(describe_entry, entry) for entry in service.models.entries
+        ]
         languages = service.languages()
         return InfoResponse(version=__version__, languages=languages, models=models, card=card)
 
@@ -369,7 +371,9 @@ def render_docs(description: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     paragraphs = "".join(
-        f"<p>{_prose(one)}</p>\n" for one in operation.get("description", "").split("\n\n") if one
+        f"<p>{_prose(paragraph)}</p>\n"
+        for paragraph in operation.get("description", "").split("\n\n")
+        if paragraph
     )
     content: dict[str, dict[str, Any]] = operation.get("requestBody", {}).get("content", {})
     schema: dict[str, Any] = next(iter(content.values()), {}).get("schema", {})
@@ -399,7 +403,7 @@ def _prose(text: str) -> str:
 
 
 def _choices(field: dict[str, Any]) -> str:
-    choices = ", ".join(f"<code>{escape(str(one))}</code>" for one in field.get("enum", []))
+    choices = ", ".join(f"<code>{escape(str(choice))}</code>" for choice in field.get("enum", []))
     return f" ({choices})" if choices else ""
 
 

@@ -167,8 +167,8 @@ class Lane:
 
     def seconds(self, request: QueuedRequest) -> float:
         """How long the rest of a request will take; 0 if nothing is known."""
-        rest = sum(sentence.cost for sentence in request.sentences)
-        return self.speeds[request.kind.constrained].seconds(rest)
+        cost = sum(sentence.cost for sentence in request.sentences)
+        return self.speeds[request.kind.constrained].seconds(cost)
 
     def remove(self, request: QueuedRequest) -> bool:
         """Remove what is left of a request; returns whether there was any."""
@@ -253,21 +253,21 @@ class Batcher:
         loop = asyncio.get_running_loop()
         futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
         beam = options.beam or self._beam
-        small = self._small if is_small(tokens, beam) else self._large
+        lane_without_terms = self._small if is_small(tokens, beam) else self._large
         added: list[tuple[Lane, QueuedRequest]] = []
         for constrained in (False, True) if terms and any(terms) else (False,):
             factor = max(1.0, beam / self._beam) * (CONSTRAINED_COST if constrained else 1)
             sentences = deque(
-                QueuedSentence(text, factor * cost(count), future, some)
-                for text, count, future, some in zip(
+                QueuedSentence(text, factor * cost(count), future, text_terms)
+                for text, count, future, text_terms in zip(
                     texts, tokens, futures, terms or [()] * len(texts), strict=True
                 )
-                if bool(some) is constrained
+                if bool(text_terms) is constrained
             )
             if sentences:
-                kind = BatchKind(options, constrained)
-                lane = self._large if constrained else small
-                added.append((lane, QueuedRequest(kind, sentences, time.monotonic())))
+                batch_kind = BatchKind(options, constrained)
+                lane = self._large if constrained else lane_without_terms
+                added.append((lane, QueuedRequest(batch_kind, sentences, time.monotonic())))
         if not admitted:
             self._refuse_late(added)
         for lane, request in added:
@@ -380,17 +380,17 @@ class Batcher:
         """
         limit, total = self._settings.timeout, 0.0
         for lane, request in added:
-            own = lane.seconds(request)
-            if own > limit:
+            seconds = lane.seconds(request)
+            if seconds > limit:
                 raise RequestRefused(
                     413,
-                    f"the translation would take about {own:,.0f} seconds: at most {limit:g} are allowed; "
+                    f"the translation would take about {seconds:,.0f} seconds: at most {limit:g} are allowed; "
                     "send the text in parts",
                 )
-            waiting = own * len(lane.requests)
+            waiting = seconds * len(lane.requests)
             if waiting > limit / 4:  # else the exact sum makes no difference
-                waiting = sum(min(own, lane.seconds(other)) for other in lane.requests)
-            total += own + waiting
+                waiting = sum(min(seconds, lane.seconds(other)) for other in lane.requests)
+            total += seconds + waiting
         if total > limit:
             raise RequestRefused(
                 503,
@@ -408,7 +408,7 @@ class Batcher:
                 return
             start = time.monotonic()
             results = await loop.run_in_executor(lane.thread, self._search_batch, batch)
-            batch_cost = sum(one.cost for one in batch.sentences)
+            batch_cost = sum(sentence.cost for sentence in batch.sentences)
             # A small batch takes long for its cost, and an abandoned one was not finished.
             if 2 * batch_cost >= self._settings.max_batch_cost and len(results) == len(
                 batch.sentences
@@ -460,7 +460,7 @@ class Batcher:
 
         If the clients of half of the work leave meanwhile, the search is stopped and begins again for the others.
         """
-        while waiting := [one for one in batch.sentences if not one.future.done()]:
+        while waiting := [sentence for sentence in batch.sentences if not sentence.future.done()]:
             with suppress(SearchInterrupted), self._running(partial(_mostly_done, waiting)):
                 return list(zip(waiting, self._search(waiting, batch.kind), strict=True))
             time.sleep(INTERRUPT_SECONDS)
@@ -473,23 +473,23 @@ class Batcher:
         start = time.monotonic()
         arguments = kind.options.arguments()
         if kind.constrained:
-            arguments["constraints"] = [one.terms for one in sentences]
+            arguments["constraints"] = [sentence.terms for sentence in sentences]
         try:
-            found = self._model.search([one.text for one in sentences], **arguments)
+            results = self._model.search([sentence.text for sentence in sentences], **arguments)
         except SearchInterrupted:
             raise
         except Exception as error:
             if len(sentences) == 1:
                 return [error]
-            return [result for one in sentences for result in self._search([one], kind)]
+            return [result for sentence in sentences for result in self._search([sentence], kind)]
         self._metrics.batch_seconds.observe(time.monotonic() - start)
         self._metrics.batch_sentences.observe(len(sentences))
         self._metrics.sentences.inc(len(sentences))
-        self._metrics.tokens.inc(sum(len(best.tokens) for best, *_ in found))
-        return list(found)
+        self._metrics.tokens.inc(sum(len(best.tokens) for best, *_ in results))
+        return list(results)
 
 
 def _mostly_done(sentences: Sequence[QueuedSentence]) -> bool:
     """Whether at least half of the work is for sentences that nobody waits for."""
-    done = sum(one.cost for one in sentences if one.future.done())
-    return 2 * done >= sum(one.cost for one in sentences)
+    done = sum(sentence.cost for sentence in sentences if sentence.future.done())
+    return 2 * done >= sum(sentence.cost for sentence in sentences)

@@ -102,8 +102,8 @@ class Upload(NamedTuple):
 
     def task(self, source: str) -> DocumentTask:
         """What is to be read. source: its language; empty if it is not known."""
-        given = self.request.columns
-        columns = tuple(name.strip() for name in given.split(",")) if given else ()
+        columns_field = self.request.columns
+        columns = tuple(name.strip() for name in columns_field.split(",")) if columns_field else ()
         options = DocumentOptions(source, self.request.target, columns, MAX_ARCHIVE_BYTES)
         return DocumentTask(f"file{self.suffix}", self.content, options)
 
@@ -149,17 +149,17 @@ async def read_upload(request: Request, settings: Settings) -> Upload:
 
 def _suffix(name: str) -> str:
     """The suffix of a file name that tells its format."""
-    found = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
-    if not found:
+    suffixes = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    if not suffixes:
         raise RequestRefused(
             400,
             f"file: unknown format; its name must end in one of {', '.join(SUFFIXES)}, to know its format",
         )
-    return max(found, key=len)
+    return max(suffixes, key=len)
 
 
 async def perform(task: DocumentTask, seconds: int) -> tuple[dict[str, Any], bytes]:
-    """Read or write a document in a process of its own, which ends if it takes too long or the client leaves.
+    """Read or write a document in a separate process, which is killed if it takes too long or the client disconnects.
 
     seconds: of CPU time.
     """

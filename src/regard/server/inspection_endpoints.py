@@ -34,7 +34,6 @@ from regard.inspection.head_ablation import (
     HeadTable,
     all_heads,
 )
-from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.page_data import depth_lenses, model_info, validation_sample
 from regard.inspection.patching import patch
@@ -46,6 +45,7 @@ from regard.inspection.teacher_forcing import (
     force_ids,
 )
 from regard.inspection.trace import Trace, trace
+from regard.inspection.training_history import PastCheckpoints, curves, training_history
 from regard.nn.network import copy_weights
 from regard.server.batching import Batcher
 from regard.server.models import LoadedModel, ModelEntry
@@ -141,31 +141,31 @@ def memory_bytes(value: object) -> int:
     seen: set[int] = set()
     total, remaining = 0, [value]
     while remaining:
-        one = remaining.pop()
-        if id(one) in seen:
+        item = remaining.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            total += one.untyped_storage().nbytes()
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            total += item.untyped_storage().nbytes()
             continue
-        total += sys.getsizeof(one)
-        if isinstance(one, np.ndarray):
-            remaining.append(one.base)  # what a view is a view of; getsizeof does not count it
-        elif isinstance(one, dict):
-            remaining += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set):
-            remaining += one
-        elif is_dataclass(one):
-            remaining.append(vars(one))
+        total += sys.getsizeof(item)
+        if isinstance(item, np.ndarray):
+            remaining.append(item.base)  # what a view is a view of; getsizeof does not count it
+        elif isinstance(item, dict):
+            remaining += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            remaining += item
+        elif is_dataclass(item):
+            remaining.append(vars(item))
     return total
 
 
 def _layers(trace: Trace, site: str, projection: str | None) -> Floats | list[Floats]:
-    for known in SITES:
-        if site == known and projection is None:
-            return trace.weights(known)
-        if site == known and projection in PROJECTIONS and known in trace.projections:
-            layers: list[Floats] = getattr(trace.projections[known], projection)
+    for candidate in SITES:
+        if site == candidate and projection is None:
+            return trace.weights(candidate)
+        if site == candidate and projection in PROJECTIONS and candidate in trace.projections:
+            layers: list[Floats] = getattr(trace.projections[candidate], projection)
             return layers
     if site == "nodes" and projection is None:
         return trace.nodes
@@ -219,8 +219,8 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         body = await read_body(request, TraceRequest, settings)
         service.check_beam(body.beam)
         result = await cancel_on_disconnect(request, compute_trace(body))
-        small = result.attention_bytes <= settings.inline_trace_bytes
-        return {"id": traces.add(result), **result.to_json("attention" if small else "minimal")}
+        inline = result.attention_bytes <= settings.inline_trace_bytes
+        return {"id": traces.add(result), **result.to_json("attention" if inline else "minimal")}
 
     @app.get(
         "/v1/trace/{id}/{site}/{layer}",
@@ -276,8 +276,8 @@ def _check_characters(text: str, settings: Settings) -> None:
 
 def _check_outputs(outputs: Sequence[int], model: Translator) -> None:
     size = model.tokenizer.target.size
-    if wrong := [token for token in outputs if not 0 <= token < size]:
-        raise RequestRefused(400, f"outputs: token id {wrong[0]} must be from 0 to {size - 1}")
+    if invalid := [token for token in outputs if not 0 <= token < size]:
+        raise RequestRefused(400, f"outputs: token id {invalid[0]} must be from 0 to {size - 1}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -292,9 +292,9 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
             check_supported(model)
 
             def run() -> dict[str, Any]:
-                found = work(model)
+                result = work(model)
                 return_free_memory()
-                return found
+                return result
 
             return await service.with_timeout(loaded.batcher.call(run))
 
@@ -324,8 +324,8 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
         def work(model: Translator) -> dict[str, Any]:
             return depth_lenses(model, body.q, forced(body, model))
 
-        found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
-        return found
+        result: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
+        return result
 
     @app.post("/v1/lens/architecture", openapi_extra=openapi_body(LensRequest, pairs, settings))
     async def architecture(request: Request) -> dict[str, Any]:
@@ -336,8 +336,8 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
         def work(model: Translator) -> dict[str, Any]:
             return architecture_json(model, forced(body, model))
 
-        found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
-        return found
+        result: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
+        return result
 
     @app.post(
         "/v1/lens/attribution", openapi_extra=openapi_body(AttributionRequest, pairs, settings)
@@ -352,8 +352,8 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
             position = find_word(read, body.position)
             return attribute_token(model, read, position, body.foil).to_json()
 
-        found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
-        return found
+        result: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
+        return result
 
     @app.post("/v1/lens/patching", openapi_extra=openapi_body(PatchingRequest, pairs, settings))
     async def patching(request: Request) -> dict[str, Any]:
@@ -364,8 +364,8 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
         def work(model: Translator) -> dict[str, Any]:
             return patch(model, body.q, body.other).to_json()
 
-        found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
-        return found
+        result: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
+        return result
 
     add_head_routes(app, service)
 
@@ -500,8 +500,8 @@ def add_history_routes(app: FastAPI, service: Service) -> None:
         check_api_key(request, None, settings)
         async with past_checkpoints(model) as (_, translator, checkpoints):
             run = translator.run
-            found = await asyncio.to_thread(curves, run) if run else None
-            return {"curves": found, "checkpoints": checkpoints.steps()}
+            curves_json = await asyncio.to_thread(curves, run) if run else None
+            return {"curves": curves_json, "checkpoints": checkpoints.steps()}
 
     @app.post("/v1/align", openapi_extra=openapi_body(AlignRequest, pairs, settings))
     async def align(request: Request) -> dict[str, Any]:

@@ -13,7 +13,7 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
+    """The metrics of one server, in their own registry.
 
     If the environment variable PROMETHEUS_MULTIPROC_DIR is set, all processes of the server share them in its files.
     """
@@ -81,9 +81,9 @@ class Metrics:
         """All metrics in the text format of Prometheus; of all processes, if they share them."""
         if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             return generate_latest(self.registry)
-        every = CollectorRegistry()
-        MultiProcessCollector(every)
-        return generate_latest(every)
+        merged = CollectorRegistry()
+        MultiProcessCollector(merged)
+        return generate_latest(merged)
 
 
 class ModelMetrics(NamedTuple):

@@ -83,8 +83,8 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         start, status, size = time.monotonic(), 0, 0
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if REQUEST_ID.fullmatch(client_id) else secrets.token_hex(8)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status, size

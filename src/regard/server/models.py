@@ -188,19 +188,20 @@ class ModelPool:
         for entry in self.entries:
             metrics.loaded.labels(entry.name).set(0)
 
+    # -----------------------------------------------------------------------------------------
     # Languages
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """All pairs of languages that the server translates, also through a pivot; those of the first model first."""
-        direct = [pair for entry in self.entries for pair in entry.pairs]
+        direct_pairs = [pair for entry in self.entries for pair in entry.pairs]
         pivoted = [
             (source, target)
-            for source, middle in direct
-            for between, target in direct
+            for source, middle in direct_pairs
+            for between, target in direct_pairs
             if middle == between and middle in self.settings.pivots and source != target
         ]
-        return list(dict.fromkeys(direct + pivoted))
+        return list(dict.fromkeys(direct_pairs + pivoted))
 
     def sources(self, target: str | None = None, model: str | None = None) -> list[str]:
         """The languages that can be translated, into this target or any, with this model or any."""
@@ -212,8 +213,8 @@ class ModelPool:
         for entry in self.entries:
             if name in (None, entry.name):
                 return entry
-        known = ", ".join(entry.name for entry in self.entries)
-        raise RequestRefused(400, f"model {str(name)[:100]!r}: this server has {known}")
+        names = ", ".join(entry.name for entry in self.entries)
+        raise RequestRefused(400, f"model {str(name)[:100]!r}: this server has {names}")
 
     def route(self, source: str, target: str, model: str | None = None) -> Route | None:
         """The first model for a pair of languages, or the given one; else two models with a pivot between them."""
@@ -229,8 +230,9 @@ class ModelPool:
         return None
 
     def _first(self, source: str, target: str) -> ModelEntry | None:
-        return next((one for one in self.entries if (source, target) in one.pairs), None)
+        return next((entry for entry in self.entries if (source, target) in entry.pairs), None)
 
+    # -----------------------------------------------------------------------------------------
     # Loading
 
     @asynccontextmanager
@@ -241,12 +243,12 @@ class ModelPool:
         """
         if not admitted:
             self.check_open()
-        wanted = tuple(dict.fromkeys(entries))
-        held = self._hold(wanted) or await self._load(wanted)
+        distinct = tuple(dict.fromkeys(entries))
+        loaded = self._hold(distinct) or await self._load(distinct)
         try:
-            yield held
+            yield loaded
         finally:
-            _release(held)
+            _release(loaded)
 
     def check_open(self) -> None:
         """Refuse a request if the server is about to end; one that is admitted will be finished."""
@@ -302,9 +304,9 @@ class ModelPool:
                 return
             for waiting in self._waiting.pop(entries):
                 if not waiting.done():
-                    held = self._hold(entries)
-                    assert held is not None
-                    waiting.set_result(held)
+                    loaded = self._hold(entries)
+                    assert loaded is not None
+                    waiting.set_result(loaded)
 
     async def _make_room(self, size: int, kept: Sequence[ModelEntry]) -> None:
         """Evict models until a model of this size fits, the least recently used first, but not those to keep.
@@ -313,7 +315,7 @@ class ModelPool:
         """
         limit = self.settings.memory
         while limit and self.loaded_bytes + size > limit:
-            entry = next((one for one in self._recent if one not in kept), None)
+            entry = next((candidate for candidate in self._recent if candidate not in kept), None)
             if entry is None:
                 return
             del self._recent[entry]
@@ -342,6 +344,7 @@ class ModelPool:
         if loaded is not None and loaded.following is None and _loop_is_running():
             loaded.following = self._follow(loaded)
 
+    # -----------------------------------------------------------------------------------------
     # Start and end
 
     def start(self) -> None:
@@ -460,14 +463,18 @@ def check_memory(
             raise RegardError(
                 f"--memory {memory / 1e6:,.1f} MB: {entry.name} alone needs about {entry.size / 1e6:,.1f} MB"
             )
-    direct: dict[tuple[str, str], ModelEntry] = {}
+    entry_of_pair: dict[tuple[str, str], ModelEntry] = {}
     for entry in entries:
         for pair in entry.pairs:
-            direct.setdefault(pair, entry)
-    routed = set(direct)
+            entry_of_pair.setdefault(pair, entry)
+    routed = set(entry_of_pair)
     for pivot in pivots:  # the first one that connects two languages is used
-        into = [(source, one) for (source, target), one in direct.items() if target == pivot]
-        out_of = [(target, one) for (source, target), one in direct.items() if source == pivot]
+        into = [
+            (source, entry) for (source, target), entry in entry_of_pair.items() if target == pivot
+        ]
+        out_of = [
+            (target, entry) for (source, target), entry in entry_of_pair.items() if source == pivot
+        ]
         for (source, first), (target, second) in product(into, out_of):
             if source == target or (source, target) in routed:
                 continue

@@ -438,7 +438,9 @@ async def read_bytes(request: Request, max_bytes: int, settings: Settings) -> by
 
 
 def describe_problems(error: ValidationError) -> str:
-    problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    problems = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+    ]
     return "; ".join(problem.removeprefix(": ") for problem in problems)
 
 
@@ -484,7 +486,10 @@ def _group(fields: Fields) -> dict[str, str | list[str]]:
     values: dict[str, list[str]] = {}
     for name, value in fields:
         values.setdefault(name, []).append(value)
-    return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
+    return {
+        name: field_values if len(field_values) > 1 else field_values[0]
+        for name, field_values in values.items()
+    }
 
 
 def check_api_key(request: Request, given: str | None, settings: Settings) -> None:
@@ -555,5 +560,5 @@ def openapi_body(
     }
     for name in limits.keys() & described["properties"].keys():
         described["properties"][name] |= limits[name]
-    content = {one: {"schema": described} for one in ("application/json", *FORMS)}
+    content = {media_type: {"schema": described} for media_type in ("application/json", *FORMS)}
     return {"requestBody": {"required": True, "content": content}}

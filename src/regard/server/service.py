@@ -68,7 +68,7 @@ class SearchedText(NamedTuple):
 
     @property
     def confidence(self) -> float:
-        return min((some[0].confidence for some in self.hypotheses), default=1.0)
+        return min((nbest[0].confidence for nbest in self.hypotheses), default=1.0)
 
 
 class RoutedTexts(NamedTuple):
@@ -88,8 +88,8 @@ class RoutedTexts(NamedTuple):
         groups: dict[tuple[str, ...], tuple[Route, list[str]]] = {}
         for text, route in zip(self.texts, self.routes, strict=True):
             groups.setdefault(route.languages, (route, []))[1].append(text)
-        every = await all_or_none([translate(some, route) for route, some in groups.values()])
-        results = {key: iter(some) for key, some in zip(groups, every, strict=True)}
+        outputs = await all_or_none([translate(group, route) for route, group in groups.values()])
+        results = {key: iter(group) for key, group in zip(groups, outputs, strict=True)}
         return [next(results[route.languages]) for route in self.routes]
 
 
@@ -122,7 +122,8 @@ class Service:
         Equal for all without py3langid, for languages that it does not know, and for a text without letters.
         """
         equal = [
-            DetectedLanguage(confidence=100 / len(languages), language=one) for one in languages
+            DetectedLanguage(confidence=100 / len(languages), language=language)
+            for language in languages
         ]
         if len(languages) == 1 or not any(map(str.isalpha, text)):
             return equal
@@ -142,10 +143,10 @@ class Service:
         """The detected language of each text if the request leaves it open, else None."""
         if request.source != "auto":
             return None
-        possible = self.models.sources(request.target, request.model)
-        if not possible:
+        sources = self.models.sources(request.target, request.model)
+        if not sources:
             self.route(request.source, request)  # raises the error
-        return [(await self.detect(text, possible))[0] for text in texts]
+        return [(await self.detect(text, sources))[0] for text in texts]
 
     # Translation
 
@@ -155,8 +156,8 @@ class Service:
         self.check_options(request, request.alternatives)
         routed = await self._route_texts(texts, request)
 
-        async def translate(some: Sequence[str], route: Route) -> list[TranslatedText]:
-            return await self._translate(some, route, request, start)
+        async def translate(group: Sequence[str], route: Route) -> list[TranslatedText]:
+            return await self._translate(group, route, request, start)
 
         results = await routed.map(translate)
         return self._response(request, results, routed.detected, routed.routes)
@@ -169,14 +170,14 @@ class Service:
         for route in routed.routes:
             refuse_pivot(route, "details")
 
-        async def translate(some: Sequence[str], route: Route) -> list[DetailedTranslation]:
+        async def translate(group: Sequence[str], route: Route) -> list[DetailedTranslation]:
             async with self.models.use(*route.entries) as loaded:
                 (stage,) = route.stages(loaded)
                 return [
-                    (await self._details(one, stage, request, start)).model_copy(
+                    (await self._details(searched, stage, request, start)).model_copy(
                         update={"model": route.name}
                     )
-                    for one in await self._search(some, stage, request, start)
+                    for searched in await self._search(group, stage, request, start)
                 ]
 
         translations = await routed.map(translate)
@@ -188,16 +189,20 @@ class Service:
         self, searched: SearchedText, stage: RouteStage, request: DetailedRequest, start: float
     ) -> DetailedTranslation:
         document, model, to = searched.document, stage.model, stage.to
-        best = [some[0] for some in searched.hypotheses]
+        best = [nbest[0] for nbest in searched.hypotheses]
         sentences = []
-        for source, one in zip(document.sentences, best, strict=True):
+        for source, translation in zip(document.sentences, best, strict=True):
             links = None
             if request.alignment:
-                find = partial(model.word_links, source, one.text, to)
+                find = partial(model.word_links, source, translation.text, to)
                 links = await self.with_timeout(model.batcher.run(find), start)
-            sentences.append(DetailedSentence(source=source, alignment=links, **one._asdict()))
+            sentences.append(
+                DetailedSentence(source=source, alignment=links, **translation._asdict())
+            )
         return DetailedTranslation(
-            text=await self.join(document, [one.text for one in best], model, to, start),
+            text=await self.join(
+                document, [translation.text for translation in best], model, to, start
+            ),
             confidence=searched.confidence,
             model="",
             sentences=sentences,
@@ -210,8 +215,11 @@ class Service:
         if detected is None:
             routes = [self.route(request.source, request)] * len(texts)
         else:
-            found = {one.language: self.route(one.language, request) for one in detected}
-            routes = [found[one.language] for one in detected]
+            routes_by_language = {
+                detection.language: self.route(detection.language, request)
+                for detection in detected
+            }
+            routes = [routes_by_language[detection.language] for detection in detected]
         return RoutedTexts(texts, detected, routes)
 
     def _response(
@@ -221,24 +229,24 @@ class Service:
         detected: Sequence[DetectedLanguage] | None,
         routes: Sequence[Route],
     ) -> TranslateResponse:
-        def like_request(values: Iterable[T], wanted: bool = True) -> T | list[T] | None:
+        def like_request(values: Iterable[T], included: bool = True) -> T | list[T] | None:
             """A single value if the request had a single text, else the list."""
-            if not wanted:
+            if not included:
                 return None
             return next(iter(values)) if isinstance(request.q, str) else list(values)
 
-        several = len(self.models.entries) > 1
-        best = like_request(one.text for one in results)
+        multiple_models = len(self.models.entries) > 1
+        best = like_request(result.text for result in results)
         assert best is not None
-        alternatives: list[list[str]] | list[str] = [one.alternatives for one in results]
+        alternatives: list[list[str]] | list[str] = [result.alternatives for result in results]
         if isinstance(request.q, str):
             alternatives = results[0].alternatives
         return TranslateResponse(
             translatedText=best,
             alternatives=alternatives if request.alternatives else None,
             detectedLanguage=like_request(detected or (), detected is not None),
-            confidence=like_request((one.confidence for one in results), request.confidence),
-            model=like_request((route.name for route in routes), several),
+            confidence=like_request((result.confidence for result in results), request.confidence),
+            model=like_request((route.name for route in routes), multiple_models),
         )
 
     async def _translate(
@@ -253,15 +261,15 @@ class Service:
                     admitted.enter_context(stage.model.batcher.admit())
                 confidences = [1.0] * len(texts)
                 for stage in before:
-                    some = await self._translate_stage(texts, stage, request, start)
-                    texts = [one.text for one in some]
-                    confidences = [one.confidence for one in some]
-                found = await self._translate_stage(
+                    translated = await self._translate_stage(texts, stage, request, start)
+                    texts = [text.text for text in translated]
+                    confidences = [text.confidence for text in translated]
+                translated = await self._translate_stage(
                     texts, last, request, start, request.alternatives
                 )
         return [
-            one._replace(confidence=one.confidence * before)
-            for one, before in zip(found, confidences, strict=True)
+            text._replace(confidence=text.confidence * confidence)
+            for text, confidence in zip(translated, confidences, strict=True)
         ]
 
     async def _translate_stage(
@@ -277,8 +285,8 @@ class Service:
         for searched in await self._search(texts, stage, request, start, alternatives):
             ranks = [_texts_of_rank(searched.hypotheses, rank) for rank in range(alternatives + 1)]
             first, *others = [
-                await self.join(searched.document, one, stage.model, stage.to, start)
-                for one in ranks
+                await self.join(searched.document, rank_texts, stage.model, stage.to, start)
+                for rank_texts in ranks
             ]
             others = [text for text in dict.fromkeys(others) if text != first]
             translated.append(TranslatedText(first, others, searched.confidence))
@@ -369,14 +377,14 @@ class Service:
                 for stage in stages:
                     outputs = await self._translate_sentences(texts, stage, request, start)
                     for row in tagged:
-                        found = await self.with_timeout(
+                        alignment = await self.with_timeout(
                             self._align(texts[row], outputs[row], stage.model, stage.to), start
                         )
                         before = alignments.get(row)
-                        if stage.is_first or found is None or before is None:
-                            alignments[row] = found if stage.is_first else None
+                        if stage.is_first or alignment is None or before is None:
+                            alignments[row] = alignment if stage.is_first else None
                         else:  # [target, pivot] @ [pivot, source]
-                            alignments[row] = found @ before
+                            alignments[row] = alignment @ before
                     texts = outputs
         return [SentenceTranslation(text, alignments.get(row)) for row, text in enumerate(texts)]
 
@@ -390,8 +398,8 @@ class Service:
         queued = await in_thread_if_long(work_of(sentences, request.glossary), prepare)
         self.check_sentences(queued)
         with self._submit(queued, stage, options) as futures:
-            found = await self.with_timeout(asyncio.gather(*futures), start)
-        return [best.text for best, *_ in found]
+            results = await self.with_timeout(asyncio.gather(*futures), start)
+        return [best.text for best, *_ in results]
 
     @staticmethod
     def _submit(
@@ -457,13 +465,15 @@ class Service:
             return route
         entries = self.models.entries
         pairs = self.models.entry(request.model).pairs if request.model else self.models.pairs
-        known = ", ".join(f"{one} to {other}" for one, other in pairs)
+        supported = ", ".join(
+            f"{source_language} to {target_language}" for source_language, target_language in pairs
+        )
         named = all(entry.recipe.data.named for entry in entries)
         unnamed = "" if named else " (the model's recipe names no languages)"
-        what = f"model {request.model}" if request.model else "this server"
+        subject = f"model {request.model}" if request.model else "this server"
         raise RequestRefused(
             400,
-            f"{source} to {request.target} is not supported: {what} translates {known}{unnamed}",
+            f"{source} to {request.target} is not supported: {subject} translates {supported}{unnamed}",
         )
 
     def check_options(self, request: TextRequest, alternatives: int = 0) -> None:
@@ -502,7 +512,7 @@ class Service:
     def check_sentences(self, sentences: PreparedSentences) -> None:
         """Refuse what would keep the model busy for too long, before any of it is translated."""
         settings, tokens = self.settings, sentences.tokens
-        total, longest = sum(tokens), max(tokens, default=0)
+        total, maximum = sum(tokens), max(tokens, default=0)
         terms = max(map(len, sentences.terms or ()), default=0)
         if terms > settings.max_sentence_terms:
             raise RequestRefused(
@@ -513,10 +523,10 @@ class Service:
             raise RequestRefused(
                 413, f"{total:,} tokens: at most {settings.max_tokens:,} are allowed in one request"
             )
-        if longest > settings.max_sentence_tokens:
+        if maximum > settings.max_sentence_tokens:
             raise RequestRefused(
                 413,
-                f"a sentence of {longest:,} tokens: at most {settings.max_sentence_tokens:,} are allowed; "
+                f"a sentence of {maximum:,} tokens: at most {settings.max_sentence_tokens:,} are allowed; "
                 "is it text in the source language?",
             )
 
@@ -556,9 +566,10 @@ def prepare_sentences(
     # As on the command line: the model must be able to use every term, also those that do not occur.
     model.search([""], constraints=[[*glossary.terms.values()]], **options.arguments())
     terms = [glossary.target_terms(sentence) for sentence in sentences]
-    added = model.count_tokens([" ".join(some) for some in terms])
+    added = model.count_tokens([" ".join(sentence_terms) for sentence_terms in terms])
     total = [
-        one + more if some else one for one, more, some in zip(tokens, added, terms, strict=True)
+        count + term_count if sentence_terms else count
+        for count, term_count, sentence_terms in zip(tokens, added, terms, strict=True)
     ]
     return PreparedSentences(sentences, total, terms)
 
@@ -591,7 +602,7 @@ async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of coroutines that run at the same time. The first error ends all of them and is raised."""
     if len(work) == 1:
         return [await work[0]]
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -602,4 +613,4 @@ async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _texts_of_rank(hypotheses: Sequence[Sequence[Translation]], rank: int) -> list[str]:
     """The translation of this rank of each sentence, or its last one if it has fewer."""
-    return [some[min(rank, len(some) - 1)].text for some in hypotheses]
+    return [nbest[min(rank, len(nbest) - 1)].text for nbest in hypotheses]

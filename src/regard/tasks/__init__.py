@@ -27,9 +27,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     modules = MODULES[:1] if name in ("Translation", "Translator") else (*MODULES, "base")
-    for one in (import_module(f"regard.tasks.{module}") for module in modules):
-        if hasattr(one, name):
-            globals()[name] = getattr(one, name)
+    for loaded in (import_module(f"regard.tasks.{module}") for module in modules):
+        if hasattr(loaded, name):
+            globals()[name] = getattr(loaded, name)
     if name not in globals():
         raise AttributeError(f"module 'regard.tasks' has no attribute {name!r}")
     return globals()[name]

@@ -56,7 +56,7 @@ class PairEncoder:
     """Encodes pairs of source and target text."""
 
     def __init__(self, recipe: Recipe, augment: AugmentFunction | None = None) -> None:
-        """``augment``: changes the text of each pair, for task translation."""
+        """augment: text augmentation, applied before tokenization (translation only)."""
         clean = recipe.data.clean
         self.max_tokens = clean.max_tokens
         self.truncate = clean.max_tokens if clean.truncate else None
@@ -211,8 +211,8 @@ RunFolders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """one run folder, or those of an ensemble"""
 
 MAX_TEXT_TOKENS = 4096
-"""Texts of more tokens are refused, unless the model was trained on texts half as long: time and memory of attention
-grow with the square of the length."""
+"""Longer texts are refused, unless the model was trained on texts half as long: time and memory of attention grow with
+the square of the length."""
 
 
 class Model(ABC):
@@ -270,61 +270,63 @@ class Model(ABC):
         folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
         if not folders:
             raise RegardError("no run folder was given")
-        runs = [RunDir(Path(one)) for one in folders]
+        runs = [RunDir(Path(path)) for path in folders]
         run = runs[0]
-        if len(runs) == 1 and (prepared := cls.load_prepared(run, device, precision, threads)):
-            return prepared
+        if len(runs) == 1 and (cached := cls.load_cached(run, device, precision, threads)):
+            return cached
         from regard.inference.precision import choose_device
         from regard.nn.network import assign_weights
 
         recipe = run.recipe()
-        kind = cls.class_for(recipe, run)
-        state = kind.prepared_state(run, device, precision) if len(runs) == 1 else None
+        model_class = cls.class_for(recipe, run)
+        key = model_class.cache_key(run, device, precision) if len(runs) == 1 else None
         with on_one_core():  # workers can be forked only from a process without threads
             weights = run.weights()
             tokenizer = run.tokenizer(recipe)
-            chosen = choose_device(device)
+            torch_device = choose_device(device)
             if len(runs) > 1:
-                network: nn.Module = read_ensemble(runs, tokenizer).to(chosen).eval()
-                model = kind(recipe, tokenizer, network, chosen, precision, threads=threads)
+                network: nn.Module = read_ensemble(runs, tokenizer).to(torch_device).eval()
+                model = model_class(
+                    recipe, tokenizer, network, torch_device, precision, threads=threads
+                )
                 model.runs = tuple(runs)
             else:
-                network = kind.build(recipe, tokenizer)
+                network = model_class.build(recipe, tokenizer)
                 assign_weights(network, weights, str(run.weights_file))
-                network = network.to(chosen).eval()
-                model = kind(recipe, tokenizer, network, chosen, precision, run, threads)
+                network = network.to(torch_device).eval()
+                model = model_class(
+                    recipe, tokenizer, network, torch_device, precision, run, threads
+                )
             model.freeze()
-            if state is not None and state == kind.prepared_state(run, device, precision):
-                model.store_prepared(state)
+            if key is not None and key == model_class.cache_key(run, device, precision):
+                model.store_cached(key)
         return model
 
     @classmethod
-    def prepared_state(
-        cls, run: RunDir, device: Device, precision: Precision
-    ) -> dict[str, Any] | None:
-        """What a prepared model depends on, see ``native_model_cache.py``; None: none can be used."""
+    def cache_key(cls, run: RunDir, device: Device, precision: Precision) -> dict[str, Any] | None:
+        """What a cached model depends on, see ``native_model_cache.py``; None if this model cannot be cached."""
         return None
 
     @classmethod
-    def load_prepared(
+    def load_cached(
         cls, run: RunDir, device: Device, precision: Precision, threads: int | None
     ) -> Self | None:
-        """The model as an earlier process has prepared it for the native decoder, without torch; None if it has not."""
+        """The model that an earlier process cached for the native decoder, without torch; None if there is none."""
         return None
 
-    def store_prepared(self, state: dict[str, Any]) -> None:  # noqa: B027 (only translation models are prepared)
-        """Store the model for ``load_prepared``, if it has a native decoder. state: of the run it was loaded from."""
+    def store_cached(self, key: dict[str, Any]) -> None:  # noqa: B027 (only translation models are cached)
+        """Store the model for ``load_cached``, if it has a native decoder. key: of the run it was loaded from."""
 
     @classmethod
     def class_for(cls, recipe: Recipe, run: RunDir) -> type[Self]:
         """The class of a run's task; an error if it is not this class or one derived from it."""
-        kind = TASKS[recipe.task].model
-        if not issubclass(kind, cls):
+        model_class = TASKS[recipe.task].model
+        if not issubclass(model_class, cls):
             raise RegardError(
-                f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}, "
-                f"in Python with regard.load(run, regard.{kind.__name__})"
+                f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {model_class.command}, "
+                f"in Python with regard.load(run, regard.{model_class.__name__})"
             )
-        return kind
+        return model_class
 
     @staticmethod
     @abstractmethod
@@ -351,14 +353,14 @@ class Model(ABC):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, truncated as in training."""
         clean = self.recipe.data.clean
-        longest = clean.max_tokens if clean.truncate else None
-        encoded = [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
+        limit = clean.max_tokens if clean.truncate else None
+        encoded = [ids[:limit] for ids in self.tokenizer.source.encode(texts)]
         self.check_lengths(encoded)
         return encoded
 
     @property
     def max_text_tokens(self) -> int:
-        """The number of tokens of the longest text that is read as one."""
+        """The number of tokens that a text may have."""
         return max(MAX_TEXT_TOKENS, 2 * self.recipe.data.clean.max_tokens)
 
     def check_lengths(self, texts: Sequence[Sequence[int]]) -> None:
@@ -366,8 +368,8 @@ class Model(ABC):
         for number, ids in enumerate(texts, 1):
             if len(ids) > self.max_text_tokens:
                 raise RegardError(
-                    f"text {number} has {len(ids):,} tokens, but at most {self.max_text_tokens:,} can be read as one "
-                    "text; split it"
+                    f"text {number} has {len(ids):,} tokens; the limit is {self.max_text_tokens:,}. "
+                    "Split it into sentences."
                 )
 
     @abstractmethod
@@ -393,8 +395,9 @@ class Model(ABC):
 
         evaluation = self.recipe.evaluation
         metrics = evaluation.metrics[:1] if quick else evaluation.metrics
-        both = [pair.target for pair in pairs], [pair.source for pair in pairs]
-        return score(metrics, outputs, *both, tokenize=evaluation.tokenize, intervals=not quick)
+        references, sources = [pair.target for pair in pairs], [pair.source for pair in pairs]
+        tokenize = evaluation.tokenize
+        return score(metrics, outputs, references, sources, tokenize=tokenize, intervals=not quick)
 
     def compare(
         self, other: Self, pairs: Sequence[Pair], outputs: Sequence[str] | None = None
@@ -406,16 +409,18 @@ class Model(ABC):
         from regard.metrics import MODEL_METRICS, compare
 
         evaluation = self.recipe.evaluation
-        if wrong := MODEL_METRICS & {*evaluation.metrics}:
+        if unsupported := MODEL_METRICS & {*evaluation.metrics}:
             raise RegardError(
-                f"{', '.join(sorted(wrong))}: models cannot be compared by this metric"
+                f"{', '.join(sorted(unsupported))}: models cannot be compared by this metric"
             )
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         ours = outputs if outputs is not None else self.predict_pairs(pairs)
         theirs = other.predict_pairs(pairs)
-        both = ours, theirs, references, sources
-        found = compare(evaluation.metrics, *both, tokenize=evaluation.tokenize)
-        return self.score_outputs(ours, pairs), found
+        tokenize = evaluation.tokenize
+        comparisons = compare(
+            evaluation.metrics, ours, theirs, references, sources, tokenize=tokenize
+        )
+        return self.score_outputs(ours, pairs), comparisons
 
 
 def read_ensemble(runs: Sequence[RunDir], tokenizer: Tokenizer) -> Ensemble:

@@ -93,7 +93,7 @@ class Classifier(Model):
         )
 
     def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
-        return [found.label for found in self.classify(sources)]
+        return [result.label for result in self.classify(sources)]
 
     @torch.inference_mode()
     def classify(self, texts: Sequence[str]) -> list[Classification]:
@@ -102,16 +102,16 @@ class Classifier(Model):
             raise RegardError("classify takes a list of texts: classify([text])")
         rows = [[*ids, EOS] for ids in self.encode(texts)]
         names = label_names(self.tokenizer.target)
-        found: dict[int, Classification] = {}
+        results: dict[int, Classification] = {}
         for batch in plan_rows([len(row) for row in rows], self.device, len(names)):
             with autocast(self.precision, self.device):
                 logits = self.network(pad_rows([rows[row] for row in batch], self.device))[:, 0]
             probabilities = logits[:, len(SPECIAL_TOKENS) :].float().softmax(-1).tolist()
             for row, values in zip(batch, probabilities, strict=True):
                 best = max(range(len(values)), key=values.__getitem__)
-                each = dict(zip(names, values, strict=True))
-                found[row] = Classification(names[best], values[best], each)
-        return [found[row] for row in range(len(texts))]
+                by_label = dict(zip(names, values, strict=True))
+                results[row] = Classification(names[best], values[best], by_label)
+        return [results[row] for row in range(len(texts))]
 
 
 TASKS.register(

@@ -43,17 +43,17 @@ class StreamEncoder(PairEncoder):
         clean: CleaningConfig | None,
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
-        rest = [EOS]
+        stream = [EOS]
         for _, ids in encode_texts(pairs, tokenizer.source, counts):
             counts["kept"] += 1
-            rest += [*ids, EOS]
+            stream += [*ids, EOS]
             start = 0
-            while len(rest) - start > self.max_tokens:
-                yield EncodedPair([], rest[start : start + self.max_tokens + 1])
+            while len(stream) - start > self.max_tokens:
+                yield EncodedPair([], stream[start : start + self.max_tokens + 1])
                 start += self.max_tokens
-            rest = rest[start:]
-        if len(rest) > 1:
-            yield EncodedPair([], rest)
+            stream = stream[start:]
+        if len(stream) > 1:
+            yield EncodedPair([], stream)
 
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
@@ -71,7 +71,7 @@ class StreamEncoder(PairEncoder):
 
 
 class LanguageModel(SequenceGenerator):
-    """The beginning of a line in, its continuation out."""
+    """Continues a line from its beginning."""
 
     task = "language_model"
     command = "generate"
@@ -98,21 +98,21 @@ class LanguageModel(SequenceGenerator):
                 raise RegardError(
                     f"{name} {value}: no effect with temperature 0, which is greedy search"
                 )
-        longest = self.recipe.data.clean.max_tokens
-        if not 1 <= tokens < longest:
+        max_tokens = self.recipe.data.clean.max_tokens
+        if not 1 <= tokens < max_tokens:
             raise RegardError(
-                f"tokens {tokens}: must be between 1 and {longest - 1}, because the model was trained on "
-                f"blocks of {longest} tokens"
+                f"tokens {tokens}: must be between 1 and {max_tokens - 1}, because the model was trained on "
+                f"blocks of {max_tokens} tokens"
             )
         (ids,) = self.tokenizer.source.encode([text.rstrip()])
-        *context, last = [EOS, *ids][tokens - longest :]
+        *context, last = [EOS, *ids][tokens - max_tokens :]
         request = Request(context, prompt=True, start=last, limit=tokens)
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         options = {"beam": 1, "length_penalty": 0.0, **(sampling if temperature else {})}
         decoding = override_decoding(self.recipe.decoding, options)
         ((best,),) = self.engine.generate([request], decoding)
-        (whole,) = self.tokenizer.source.decode([[*ids, *best.tokens]])
-        return whole
+        (continued,) = self.tokenizer.source.decode([[*ids, *best.tokens]])
+        return continued
 
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
@@ -130,25 +130,25 @@ class LanguageModel(SequenceGenerator):
         tokens = np.diff(ends, prepend=0)
         words = np.array([len(pair.source.split()) + 1 for pair in pairs])
         unknown = int((stream == UNK).sum())
-        more = f"context:{self.recipe.data.clean.max_tokens // 2}+|unknown:{unknown}"
+        details = f"context:{self.recipe.data.clean.max_tokens // 2}+|unknown:{unknown}"
         results = {
             "perplexity": TOKEN_PERPLEXITY.score_counts(
-                np.stack([totals, tokens], 1), not quick, more
+                np.stack([totals, tokens], 1), not quick, details
             ),
             "word_perplexity": WORD_PERPLEXITY.score_counts(
-                np.stack([totals, words], 1), not quick, more
+                np.stack([totals, words], 1), not quick, details
             ),
         }
         return [results[metric] for metric in self.recipe.evaluation.metrics]
 
     def _losses(self, stream: torch.Tensor) -> npt.NDArray[np.float64]:
         """The negative log-probability of each token but the first."""
-        longest = self.recipe.data.clean.max_tokens
-        stride = max(1, longest // 2)
+        max_tokens = self.recipe.data.clean.max_tokens
+        stride = max(1, max_tokens // 2)
         count = len(stream) - 1
         losses = np.zeros(count)
-        starts = range(0, max(1, count - longest + stride), stride)
-        blocks = [(at, min(at + longest, count)) for at in starts]
+        starts = range(0, max(1, count - max_tokens + stride), stride)
+        blocks = [(at, min(at + max_tokens, count)) for at in starts]
         lengths = [end - at for at, end in blocks]
         for batch in plan_rows(lengths, self.device, self.tokenizer.target.size):
             read = pad_rows([stream[slice(*blocks[i])].tolist() for i in batch], self.device)
@@ -159,11 +159,11 @@ class LanguageModel(SequenceGenerator):
                 states = self.network.decode(read, self.network.encode(read[:, :0]))
                 for row, i in enumerate(batch):  # one at a time, because logits are large
                     at, end = blocks[i]
-                    new = at if at == 0 else at + longest - stride
+                    new = at if at == 0 else at + max_tokens - stride
                     logits = self.network.project(states[row, new - at : end - at]).float()
-                    right = labels[row, new - at : end - at, None]
-                    each = -logits.log_softmax(-1).gather(-1, right)[:, 0]
-                    losses[new:end] = each.double().cpu().numpy()
+                    targets = labels[row, new - at : end - at, None]
+                    nll = -logits.log_softmax(-1).gather(-1, targets)[:, 0]
+                    losses[new:end] = nll.double().cpu().numpy()
         return losses
 
 

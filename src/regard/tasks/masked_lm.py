@@ -106,7 +106,7 @@ class MaskedLM(Model):
             logits = self.network(pad_rows([row], self.device))[0, masked, len(SPECIAL_TOKENS) :]
         best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
         return [
-            [MaskFilling(*one) for one in zip(self._names(ids), values, strict=True)]
+            [MaskFilling(*filling) for filling in zip(self._names(ids), values, strict=True)]
             for ids, values in zip(
                 (best.indices + len(SPECIAL_TOKENS)).tolist(), best.values.tolist(), strict=True
             )
@@ -122,9 +122,9 @@ class MaskedLM(Model):
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Mask tokens of each text, always the same ones, and score their predictions."""
-        longest = self.recipe.data.clean.max_tokens
+        max_tokens = self.recipe.data.clean.max_tokens
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
-        rows = [ids[at : at + longest] for ids in texts for at in range(0, len(ids), longest)]
+        rows = [ids[at : at + max_tokens] for ids in texts for at in range(0, len(ids), max_tokens)]
         if not rows:
             raise RegardError("nothing to score: there are no texts")
         counts = np.zeros((len(rows), 3))  # correct, negative log-probability, masked tokens

@@ -1,18 +1,19 @@
-"""Prepared models: a translation model as the native decoder reads it, in the user's cache.
+"""Cached models: translation models in the form that the native decoder reads, in the user's cache folder.
 
-To load a run, its weights are read, checked, quantized and calibrated with torch. What comes out is stored, so that the
-next process that translates with the run needs neither torch nor numpy, whose import takes many times as long as a
-short translation. The weights are mapped from the file. Everything that the file does not answer (other decoding
-methods, attention, the plain network) loads the run as usual, when it is asked for.
+When a run is loaded, its weights are read, checked, quantized and calibrated with torch. The result is stored, so that
+the next process that translates with the run needs neither torch nor numpy, whose import takes many times as long as a
+short translation. The weights are memory-mapped. Whatever the file does not contain (other decoding methods, attention,
+the unpacked network) is loaded from the run when it is first used.
 
-One file belongs to one run folder. It is used only if
+Each file belongs to one run folder. It is used only if
 
-- the files of the run are those it was prepared from: the same contents of the recipe, the tokenizer and the card, and
-  the same size, inode and times of the weights, which would take too long to read,
+- the files of the run are those it was made from: the same contents of the recipe, the tokenizer and the card, and the
+  same size, inode and times of the weights, which would take too long to read,
 - the code and the CPU's kernels are the same, and
-- its own checksum is right.
+- its own checksum is correct.
 
-Otherwise it is written again. If it cannot be written, every start prepares the model anew. Nothing in it is executed.
+Otherwise it is written again. If it cannot be written, every process prepares the model itself. Nothing in it is
+executed.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
     from regard.recipe import Device, Precision, Recipe
 
 VARIABLE = "REGARD_PREPARED"
-"""environment variable: the folder for prepared models, or ``off``"""
+"""environment variable: the folder for cached models, or ``off``"""
 MAX_BYTES = 1 << 30
-"""size of all prepared models; the oldest are deleted"""
+"""size of all cached models; the oldest are deleted"""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 """On a machine with one of these, a GPU may be the default device, which only torch can tell."""
 SUFFIX = ".safetensors"
 
-State = dict[str, Any]
-"""what a prepared model depends on"""
+CacheKey = dict[str, Any]
+"""what a cached model depends on"""
 
 
-def prepared_state(run: RunDir, device: Device, precision: Precision) -> State | None:
-    """What the prepared model of a run depends on now; None if the native decoder cannot be used.
+def cache_key(run: RunDir, device: Device, precision: Precision) -> CacheKey | None:
+    """What the cached model of a run depends on now; None if the native decoder cannot be used.
 
-    Only for finished runs: while a run is trained, its weights change.
+    Only for finished runs: during training, the weights change.
     """
     if precision not in ("auto", "int8") or device not in ("auto", "cpu"):
         return None
@@ -102,16 +103,16 @@ def _path(run: RunDir) -> Path:
 # Reading
 
 
-def read_prepared(
-    run: RunDir, state: State, longer_positions: Callable[[str, int], PositionTable]
+def read_cached_model(
+    run: RunDir, key: CacheKey, longer_positions: Callable[[str, int], PositionTable]
 ) -> tuple[Recipe, NativeWeights] | None:
-    """The recipe and the weights of a prepared model; None if there is none for this state.
+    """The recipe and the weights of a cached model; None if there is none with this key.
 
     longer_positions: see ``stored_weights``.
     """
     try:
         tensors, metadata, owner = map_tensors(_path(run))
-        if metadata["state"] != state:
+        if metadata["state"] != key:
             return None
         stored = {name: StoredTensor(*tensor) for name, tensor in tensors.items()}
         weights = stored_weights(stored, metadata["weights"], longer_positions, owner)
@@ -120,12 +121,12 @@ def read_prepared(
         name = "length_normalization"
         CHECKED_NAMES.add((f"decoding.{name}", getattr(recipe.decoding, name)))
         return recipe, weights
-    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return None
 
 
 class StoredSection:
-    """A section of a recipe from a prepared model: its values and properties. For all else the recipe is loaded."""
+    """A section of a recipe from a cached model: its values and properties. For all else the recipe is loaded."""
 
     def __init__(self, stored: Mapping[str, Any], load: Callable[[], Any]) -> None:
         """stored: a result of ``section_values``. load: returns the section of the recipe."""
@@ -162,7 +163,7 @@ def _attribute(load: Callable[[], Any], name: str) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists of JSON as the tuples that a recipe has."""
+    """Convert JSON lists to the tuples that a recipe has."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -170,17 +171,17 @@ def _tuples(value: Any) -> Any:
 # Writing
 
 
-def write_prepared(
-    run: RunDir, state: State, recipe: Recipe, network: Transformer, packed: PackedTransformer
+def write_cached_model(
+    run: RunDir, key: CacheKey, recipe: Recipe, network: Transformer, packed: PackedTransformer
 ) -> None:
-    """Store a model that was loaded from a run when it had this state. An error is not reported."""
+    """Store a model that was loaded from a run with this key. Errors are not reported."""
     import tempfile
 
     from regard.inference.native_packing import quantized_weights
     from regard.storage.atomic_files import write_tensors
 
     tensors, description = quantized_weights(network, packed)
-    metadata = {"state": state, "weights": description, "recipe": section_values(recipe)}
+    metadata = {"state": key, "weights": description, "recipe": section_values(recipe)}
     path = _path(run)
     with suppress(OSError, RegardError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,9 +195,11 @@ def section_values(section: Any) -> dict[str, Any]:
     """The fields of a section that are sections or plain values, and its properties that are plain values."""
     from pydantic import BaseModel
 
-    kind = type(section)
-    fields = {name: getattr(section, name) for name in kind.model_fields}
-    names = [name for name, one in vars(kind).items() if isinstance(one, property)]
+    section_class = type(section)
+    fields = {name: getattr(section, name) for name in section_class.model_fields}
+    names = [
+        name for name, attribute in vars(section_class).items() if isinstance(attribute, property)
+    ]
     properties = {name: getattr(section, name) for name in names}
     values = {name: value for name, value in fields.items() if _is_plain(value)}
     return {
@@ -218,10 +221,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _delete_oldest(folder: Path, limit: int) -> None:
-    """Delete the oldest prepared models until the others have at most this many bytes."""
+    """Delete the oldest cached models until the others have at most this many bytes."""
     files = [(path, path.stat()) for path in folder.glob(f"*{SUFFIX}")]
     total = 0
-    for path, status in sorted(files, key=lambda one: -one[1].st_mtime):
+    for path, status in sorted(files, key=lambda file: -file[1].st_mtime):
         total += status.st_size
         if total > limit:
             path.unlink(missing_ok=True)

@@ -47,8 +47,8 @@ class TagEncoder(PairEncoder):
             tokens = tokenizer.source.encode(words)
             labels = label_ids(tags, tokenizer.target, pair.source)
             padded = [
-                [label, *[PAD] * (len(some) - 1)]
-                for label, some in zip(labels, tokens, strict=True)
+                [label, *[PAD] * (len(word_tokens) - 1)]
+                for label, word_tokens in zip(labels, tokens, strict=True)
             ]
             yield EncodedPair([*chain(*tokens)], [*chain(*padded)])
 
@@ -72,7 +72,7 @@ class Tagged(NamedTuple):
 
 
 class Tagger(Model):
-    """Words in, one tag for each out. Words are separated by spaces."""
+    """Assigns a tag to each word of a text. Words are separated by spaces."""
 
     task = "tagging"
     command = "tag"
@@ -93,11 +93,11 @@ class Tagger(Model):
         if isinstance(texts, str):
             raise RegardError("tag takes a list of texts: tag([text])")
         words = [text.split() for text in texts]
-        tokens = [self.tokenizer.source.encode(some) for some in words]
-        rows = [[*chain(*some), EOS] for some in tokens]
+        tokens = [self.tokenizer.source.encode(text_words) for text_words in words]
+        rows = [[*chain(*text_tokens), EOS] for text_tokens in tokens]
         self.check_lengths(rows)
         names = label_names(self.tokenizer.target)
-        found = [Tagged([], [], []) for _ in texts]
+        results = [Tagged([], [], []) for _ in texts]
         for batch in plan_rows([len(row) for row in rows], self.device, len(names)):
             with autocast(self.precision, self.device):
                 logits = self.network(pad_rows([rows[row] for row in batch], self.device))
@@ -108,8 +108,8 @@ class Tagger(Model):
                 # The tag of a word is that of its first token.
                 firsts = [0, *accumulate(map(len, tokens[row]))][: len(words[row])]
                 tags = [names[labels[first]] for first in firsts]
-                found[row] = Tagged(words[row], tags, [values[first] for first in firsts])
-        return found
+                results[row] = Tagged(words[row], tags, [values[first] for first in firsts])
+        return results
 
 
 LABEL_DEFAULTS: dict[str, dict[str, Any]] = {

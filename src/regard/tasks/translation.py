@@ -95,6 +95,9 @@ class Generated(NamedTuple):
     request: Request
     hypothesis: Hypothesis
 
+    def with_text(self, text: str) -> Generated:
+        return self._replace(translation=self.translation._replace(text=text))
+
 
 class Translator(SequenceGenerator):
     """A translation model: texts and options in, translations out."""
@@ -103,14 +106,14 @@ class Translator(SequenceGenerator):
     command = "translate"
     language: str | None = None
     """the default target language of a multilingual model"""
-    substitutes: dict[tuple[int, ...], list[str]] | None = None
-    """words that can stand in for placeholders, by the tags before a source"""
+    placeholder_substitutes: dict[tuple[int, ...], list[str]] | None = None
+    """words that can replace placeholders, by the tags before a source"""
 
     @classmethod
-    def load_prepared(
+    def load_cached(
         cls, run: RunDir, device: Device, precision: Precision, threads: int | None
     ) -> Self | None:
-        from regard.tasks.native_model_cache import read_prepared
+        from regard.tasks.native_model_cache import read_cached_model
 
         def longer_positions(side: str, end: int) -> PositionTable:
             from regard.inference.native_packing import position_tables
@@ -120,37 +123,35 @@ class Translator(SequenceGenerator):
             assert isinstance(packed, PackedTransformer)
             return position_tables(packed)(side, end)
 
-        state = cls.prepared_state(run, device, precision)
-        found = None if state is None else read_prepared(run, state, longer_positions)
-        if found is None:
+        key = cls.cache_key(run, device, precision)
+        cached = None if key is None else read_cached_model(run, key, longer_positions)
+        if cached is None:
             return None
-        recipe, weights = found
+        recipe, weights = cached
         tokenizer, native = run.tokenizer(recipe), NativeDecoder(weights)
         model = cls(recipe, tokenizer, None, None, "int8", run, threads, native=native)
         return model
 
     @classmethod
-    def prepared_state(
-        cls, run: RunDir, device: Device, precision: Precision
-    ) -> dict[str, Any] | None:
-        from regard.tasks.native_model_cache import prepared_state
+    def cache_key(cls, run: RunDir, device: Device, precision: Precision) -> dict[str, Any] | None:
+        from regard.tasks.native_model_cache import cache_key
 
-        return prepared_state(run, device, precision)
+        return cache_key(run, device, precision)
 
-    def store_prepared(self, state: dict[str, Any]) -> None:
+    def store_cached(self, key: dict[str, Any]) -> None:
         if self.engine.native is None or self.run is None:
             return
         from regard.inference.packed_transformer import PackedTransformer
         from regard.nn.transformer import Transformer
-        from regard.tasks.native_model_cache import write_prepared
+        from regard.tasks.native_model_cache import write_cached_model
 
         assert isinstance(self.network, Transformer)
         assert isinstance(self.engine.packed, PackedTransformer)
-        write_prepared(self.run, state, self.recipe, self.network, self.engine.packed)
+        write_cached_model(self.run, key, self.recipe, self.network, self.engine.packed)
 
     def freeze(self) -> None:
         super().freeze()
-        self.substitutes = None
+        self.placeholder_substitutes = None
 
     def with_target_language(self, language: str | None) -> Translator:
         """The same model with another default target language."""
@@ -175,7 +176,7 @@ class Translator(SequenceGenerator):
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """How the confidence of a translation follows from its token probabilities, from the run's card.
+        """The calibration from the run's card, which maps token probabilities to a confidence.
 
         With it, the confidence is the probability that sentence chrF is at least 30. Without it (None), the
         confidence is the geometric mean of the token probabilities.
@@ -186,7 +187,7 @@ class Translator(SequenceGenerator):
         return Calibration.from_json(stored, str(self.run.card_file))
 
     def output_checker(self) -> OutputChecker:
-        """Finds hallucination-like translations, by what the references of the validation set look like."""
+        """Detects hallucination-like translations, by statistics of the references of the validation set."""
         stored = None if self.run is None else self.run.card().get("references")
         statistics = OutputStatistics()
         if self.run is not None and stored is not None:
@@ -200,7 +201,7 @@ class Translator(SequenceGenerator):
         targets = {to for _, to in pairs}
         return OutputChecker(statistics, target if len(targets) == 1 else None, sources)
 
-    def calibrate(self, pairs: Sequence[Pair]) -> Calibration | None:
+    def calibrate_confidence(self, pairs: Sequence[Pair]) -> Calibration | None:
         """Fit the confidence to pairs that the model was not trained on, at most ``MAX_SENTENCES`` of them.
 
         None if too few translations are good, or too few are bad.
@@ -208,21 +209,21 @@ class Translator(SequenceGenerator):
         from regard.metrics.sacrebleu import sentence_chrf
 
         stride = -(-len(pairs) // MAX_SENTENCES)
-        chosen = [pair for pair in pairs[:: stride or 1] if pair.source.strip()]
-        parses = [parse_of(pair) for pair in chosen] if self.needs_trees else None
-        languages = [language_of(pair) for pair in chosen]
-        found = self.generate(
-            [pair.source for pair in chosen],
+        sample = [pair for pair in pairs[:: stride or 1] if pair.source.strip()]
+        parses = [parse_of(pair) for pair in sample] if self.needs_trees else None
+        languages = [language_of(pair) for pair in sample]
+        results = self.generate(
+            [pair.source for pair in sample],
             parses=parses,
             to=languages if self.recipe.data.targets else None,
-            context=list(map(context_of, chosen)) if self.recipe.data.context else None,
+            context=list(map(context_of, sample)) if self.recipe.data.context else None,
         )
         rows = [
             features(best.hypothesis.token_log_probabilities, len(best.request.source))
-            for best, *_ in found
+            for best, *_ in results
         ]
-        outputs = [best.translation.text for best, *_ in found]
-        chrf = map(sentence_chrf, outputs, [pair.target for pair in chosen])
+        outputs = [best.translation.text for best, *_ in results]
+        chrf = map(sentence_chrf, outputs, [pair.target for pair in sample])
         return Calibration.fit(rows, list(chrf))
 
     def _confidence(self, hypothesis: Hypothesis, request: Request) -> float:
@@ -256,16 +257,16 @@ class Translator(SequenceGenerator):
     def score_outputs(
         self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
     ) -> list[MetricResult]:
-        """As for any model, but each target language is scored separately, except in validation."""
+        """Like ``Model.score_outputs``, but each target language is scored separately, except in validation."""
         languages = [language_of(pair) for pair in pairs]
-        whole = super().score_outputs
+        score = super().score_outputs
         if quick or len({*languages}) <= 1:
-            return whole(outputs, pairs, quick=quick)
+            return score(outputs, pairs, quick=quick)
         results = []
         for language in dict.fromkeys(languages):
-            rows = [row for row, one in enumerate(languages) if one == language]
-            some = whole([outputs[row] for row in rows], [pairs[row] for row in rows])
-            results += [replace(one, name=f"{one.name} to {language}") for one in some]
+            rows = [row for row, row_language in enumerate(languages) if row_language == language]
+            scores = score([outputs[row] for row in rows], [pairs[row] for row in rows])
+            results += [replace(result, name=f"{result.name} to {language}") for result in scores]
         return results
 
     # Translation
@@ -288,7 +289,7 @@ class Translator(SequenceGenerator):
         **options: Unpack[DecodingOptions],
     ) -> list[str]:
         """The best translation of each text; see ``search`` for the arguments."""
-        found = self.search(
+        results = self.search(
             texts,
             prefixes=prefixes,
             constraints=constraints,
@@ -298,7 +299,7 @@ class Translator(SequenceGenerator):
             context=context,
             **options,
         )
-        return [best.text for best, *_ in found]
+        return [best.text for best, *_ in results]
 
     def search(
         self,
@@ -322,7 +323,7 @@ class Translator(SequenceGenerator):
         sentences before each text, for models with ``data.context``. observer: called after each decoding step, for a
         single text. options override the recipe's ``decoding`` section.
         """
-        found = self.generate(
+        results = self.generate(
             texts,
             nbest=nbest,
             prefixes=prefixes,
@@ -334,7 +335,9 @@ class Translator(SequenceGenerator):
             observer=observer,
             **options,
         )
-        return [[one.translation for one in some] or [EMPTY] for some in found]
+        return [
+            [generated.translation for generated in nbest_list] or [EMPTY] for nbest_list in results
+        ]
 
     def generate(
         self,
@@ -374,21 +377,21 @@ class Translator(SequenceGenerator):
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
-        given, texts = texts, self.recased(texts)
+        original_texts, texts = texts, self.recased(texts)
         if decoding.is_sampling and not decoding.mbr:
             requests = _number_samples(requests, nbest)
-        # For blank texts too: a term that the tokenizer cannot spell is always refused.
+        # For blank texts too: a term that cannot be encoded without unknown tokens is always refused.
         requests = [
-            self._with_phrases(request, text, some, decoding.protect)
-            for request, text, some in zip(requests, texts, terms, strict=True)
+            self._with_phrases(request, text, text_terms, decoding.protect)
+            for request, text, text_terms in zip(requests, texts, terms, strict=True)
         ]
         rows = [row for row, text in enumerate(texts) if text.strip()]
-        found: dict[int, list[Generated]] = {}
+        results: dict[int, list[Generated]] = {}
         if "placeholders" in decoding.protect and not self.needs_trees:
             languages = language_of_each(to, len(texts))
-            chosen = [texts[row] for row in rows]
-            some = self._with_substitutes(
-                chosen,
+            row_texts = [texts[row] for row in rows]
+            substituted = self._with_substitutes(
+                row_texts,
                 [list(requests[row].prefix) for row in rows],
                 [terms[row] for row in rows],
                 [languages[row] for row in rows],
@@ -397,24 +400,30 @@ class Translator(SequenceGenerator):
                 plain,
                 [contexts[row] for row in rows],
             )
-            found = {rows[number]: generated for number, generated in some.items()}
-        rest = [row for row in rows if row not in found]
-        remaining = [requests[row] for row in rest]
-        every = self.engine.generate(
-            remaining,
+            results = {rows[number]: generated for number, generated in substituted.items()}
+        remaining = [row for row in rows if row not in results]
+        row_requests = [requests[row] for row in remaining]
+        nbest_hypotheses = self.engine.generate(
+            row_requests,
             decoding,
             nbest=nbest,
             length=length,
-            observer=observer if len(remaining) == 1 and not decoding.mbr else None,
+            observer=observer if len(row_requests) == 1 and not decoding.mbr else None,
             plain=plain,
         )
-        for row, request, hypotheses in zip(rest, remaining, every, strict=True):
-            found[row] = self._ranked(request, hypotheses, decoding, nbest)
-        for row, generated in found.items():
+        for row, request, hypotheses in zip(remaining, row_requests, nbest_hypotheses, strict=True):
+            results[row] = self._ranked(request, hypotheses, decoding, nbest)
+        for row, generated in results.items():
             prefix = prefixes[row] if prefixes else ""
             begin = prefix if isinstance(prefix, str) else ""
-            found[row] = [self._match_case(given[row], one, terms[row], begin) for one in generated]
-        return [found.get(row, []) for row in range(len(texts))]
+            source = original_texts[row]
+            results[row] = [
+                candidate.with_text(
+                    self.match_case(source, candidate.translation.text, terms[row], begin)
+                )
+                for candidate in generated
+            ]
+        return [results.get(row, []) for row in range(len(texts))]
 
     def _ranked(
         self,
@@ -425,21 +434,23 @@ class Translator(SequenceGenerator):
     ) -> list[Generated]:
         """The translations of a request; minimum Bayes risk ranks its samples by their mean chrF to the others."""
         sampled = decoding.is_sampling
-        every = [
+        candidates = [
             Generated(
-                self._translation(one, request),
+                self._translation(hypothesis, request),
                 request._replace(sample=request.sample + n * sampled),
-                one,
+                hypothesis,
             )
-            for n, one in enumerate(hypotheses)
+            for n, hypothesis in enumerate(hypotheses)
         ]
         if not decoding.mbr:
-            return every
+            return candidates
         from regard.metrics.mbr import mbr_rank
 
-        ranked = mbr_rank([one.translation.text for one in every])[:nbest]
+        ranked = mbr_rank([candidate.translation.text for candidate in candidates])[:nbest]
         return [
-            every[number]._replace(translation=every[number].translation._replace(score=mean))
+            candidates[number]._replace(
+                translation=candidates[number].translation._replace(score=mean)
+            )
             for number, mean in ranked
         ]
 
@@ -455,7 +466,7 @@ class Translator(SequenceGenerator):
             self._confidence(hypothesis, request),
         )
 
-    # Texts in capitals
+    # Recasing
 
     @property
     def recases(self) -> bool:
@@ -475,16 +486,9 @@ class Translator(SequenceGenerator):
         """
         if not self.recases or not is_all_caps(source):
             return translation
-        given = self.tokenizer.target.normalize(prefix)
-        kept = given if translation.startswith(given) else ""
-        return kept + upper_case(translation[len(kept) :], keep=terms)
-
-    def _match_case(
-        self, source: str, generated: Generated, terms: Sequence[str], prefix: str
-    ) -> Generated:
-        translation = generated.translation
-        text = self.match_case(source, translation.text, terms, prefix)
-        return generated._replace(translation=translation._replace(text=text))
+        normalized_prefix = self.tokenizer.target.normalize(prefix)
+        unchanged = normalized_prefix if translation.startswith(normalized_prefix) else ""
+        return unchanged + upper_case(translation[len(unchanged) :], keep=terms)
 
     def encode_translation(self, translation: str, source: str) -> list[int]:
         """Target ids of a translation, or of its beginning: in sentence case if ``match_case`` would upper-case it."""
@@ -497,36 +501,38 @@ class Translator(SequenceGenerator):
 
     def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> DecodingConfig:
         """The recipe's decoding section with the options of a call."""
-        given = {name: value for name, value in options.items() if value is not None}
-        if not given and self.recipe.decoding.beam >= nbest and not self.non_autoregressive:
+        overrides = {name: value for name, value in options.items() if value is not None}
+        if not overrides and self.recipe.decoding.beam >= nbest and not self.non_autoregressive:
             return self.recipe.decoding
         from regard.recipe import DecodingConfig, override_decoding
 
         allowed = DecodingConfig.options_read_by("search", "sampling")
-        kind = "an autoregressive model"
+        model_description = "an autoregressive model"
         if self.non_autoregressive:
             allowed = DecodingConfig.options_read_by("mask_predict")
-            kind = "a non-autoregressive model"
-        wrong = {name: value for name, value in given.items() if name not in allowed}
-        known = {
-            name: value for name, value in wrong.items() if name in DecodingConfig.model_fields
+            model_description = "a non-autoregressive model"
+        unsupported = {name: value for name, value in overrides.items() if name not in allowed}
+        without_effect = {
+            name: value
+            for name, value in unsupported.items()
+            if name in DecodingConfig.model_fields
         }
-        if known:
-            _refuse(f"no effect on {kind}", **known)
-        decoding = override_decoding(self.recipe.decoding, given)
+        if without_effect:
+            _refuse(f"no effect on {model_description}", **without_effect)
+        decoding = override_decoding(self.recipe.decoding, overrides)
         sampled = "mbr" if decoding.mbr else "temperature" if decoding.is_sampling else None
-        if sampled and "beam" in given and given["beam"] != 1:
+        if sampled and "beam" in overrides and overrides["beam"] != 1:
             raise RegardError(
-                f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
+                f"beam {overrides['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
                 "which uses no beam; set only one of the two"
             )
         defaults = DecodingConfig()
-        for name, needed in decoding.unused_options.items():
-            differs = given.get(name, getattr(defaults, name)) != getattr(defaults, name)
+        for name, requirement in decoding.unused_options.items():
+            differs = overrides.get(name, getattr(defaults, name)) != getattr(defaults, name)
             if differs and name != "beam" and not self.non_autoregressive:
-                _refuse(f"no effect; it only applies to {needed}", **{name: given[name]})
+                _refuse(f"no effect; it only applies to {requirement}", **{name: overrides[name]})
         width = "length_beam" if self.non_autoregressive else "beam"
-        if width not in given and nbest > getattr(decoding, width) and not sampled:
+        if width not in overrides and nbest > getattr(decoding, width) and not sampled:
             return override_decoding(decoding, {width: nbest})
         return decoding
 
@@ -551,7 +557,7 @@ class Translator(SequenceGenerator):
             return
         _refuse("only for a non-autoregressive model", length=length)
         if decoding.is_sampling:
-            _refuse("sampling cannot guarantee them", constraints=constraints)
+            _refuse("sampling cannot guarantee constraints", constraints=constraints)
             if decoding.mbr and nbest > decoding.mbr:
                 raise RegardError(f"nbest {nbest}: mbr generates only {decoding.mbr} samples")
         elif not 1 <= nbest <= decoding.beam:
@@ -577,9 +583,9 @@ class Translator(SequenceGenerator):
                 f"nbest {nbest}: this model ends at the first EOS (model.non_autoregressive.length: eos), "
                 "so it has one translation of each text"
             )
-        most = decoding.length_beam if length is None else 1
-        if not 1 <= nbest <= most:
-            raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {most}")
+        limit = decoding.length_beam if length is None else 1
+        if not 1 <= nbest <= limit:
+            raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {limit}")
 
     # Requests
 
@@ -588,7 +594,7 @@ class Translator(SequenceGenerator):
     ) -> list[list[int]]:
         """Source ids of texts, after the sentences before them and the tag of the target language, if there are any."""
         clean = self.recipe.data.clean
-        longest = clean.max_tokens if clean.truncate else None
+        limit = clean.max_tokens if clean.truncate else None
         tags = self.languages.tags(len(texts), to)
         texts = self.recased(texts)
         encoded = super().encode(texts)
@@ -599,7 +605,7 @@ class Translator(SequenceGenerator):
             encoded = encode_with_context(self.tokenizer.source, texts, recased)
             self.check_lengths(encoded)
         tagged = map(self.tokenizer.source.prepend_tags, encoded, tags)
-        return [ids[:longest] for ids in tagged]
+        return [ids[:limit] for ids in tagged]
 
     def _contexts(self, context: Context, count: int) -> Sequence[Sequence[str]]:
         """The last sentences before each text, as many as the model was trained with."""
@@ -610,7 +616,7 @@ class Translator(SequenceGenerator):
         sentences = self.recipe.data.context
         if not sentences and any(context):
             raise RegardError("context: this model was trained without context (data.context: 0)")
-        return [list(some)[-sentences:] for some in context]
+        return [list(sentences_before)[-sentences:] for sentences_before in context]
 
     def requests(
         self,
@@ -626,16 +632,16 @@ class Translator(SequenceGenerator):
                 f"{len(prefixes)} prefixes for {len(texts)} texts: expected one per text"
             )
         sources = self.encode(texts, to, context)
-        every: Sequence[str | Sequence[int]] = prefixes or [()] * len(texts)
-        forced = [
-            self._encode_prefix(one, text) if isinstance(one, str) else list(one)
-            for one, text in zip(every, texts, strict=True)
+        prefix_per_text: Sequence[str | Sequence[int]] = prefixes or [()] * len(texts)
+        prefix_ids = [
+            self._encode_prefix(prefix, text) if isinstance(prefix, str) else list(prefix)
+            for prefix, text in zip(prefix_per_text, texts, strict=True)
         ]
         position = self.recipe.model.position
         trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
         return [
             Request(source, prefix, tree=tree)
-            for source, prefix, tree in zip(sources, forced, trees, strict=True)
+            for source, prefix, tree in zip(sources, prefix_ids, trees, strict=True)
         ]
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -644,7 +650,9 @@ class Translator(SequenceGenerator):
     def _encode_prefix(self, prefix: str, text: str) -> list[int]:
         ids = self.encode_translation(prefix, text)
         if UNK in ids:
-            raise RegardError(f"prefix {prefix!r}: this model's tokenizer cannot spell it")
+            raise RegardError(
+                f"prefix {prefix!r}: this model's tokenizer cannot encode it without unknown tokens"
+            )
         return ids
 
     def request(self, text: str, parse: ParsedSentence | None = None) -> Request:
@@ -677,57 +685,70 @@ class Translator(SequenceGenerator):
             return {}
         from regard.inference.placeholders import substitutions
 
-        begun = self.tokenizer.target.decode(prefixes)
-        tries = [
-            (row, one)
+        prefix_texts = self.tokenizer.target.decode(prefixes)
+        attempts = [
+            (row, substitution)
             for row, text in enumerate(texts)
-            for one in substitutions(
-                text, self._substitutes(languages[row]), placeholders, [*terms[row], begun[row]]
+            for substitution in substitutions(
+                text,
+                self._substitutes(languages[row]),
+                placeholders,
+                [*terms[row], prefix_texts[row]],
             )
         ]
-        rows = [row for row, _ in tries]
-        bare = self.requests(
-            [one.text for _, one in tries],
+        rows = [row for row, _ in attempts]
+        plain_requests = self.requests(
+            [substitution.text for _, substitution in attempts],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
             context=[contexts[row] for row in rows] if contexts else None,
         )
         constrained = [
             self._with_words(
-                self._with_phrases(request, one.text, terms[row], decoding.protect), one
+                self._with_phrases(request, substitution.text, terms[row], decoding.protect),
+                substitution,
             )
-            for request, (row, one) in zip(bare, tries, strict=True)
+            for request, (row, substitution) in zip(plain_requests, attempts, strict=True)
         ]
-        every = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
+        nbest_hypotheses = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
-        for (row, one), request, hypotheses in zip(tries, constrained, every, strict=True):
-            some = [
-                found._replace(translation=_restored(found.translation, one))
-                for found in self._ranked(request, hypotheses, decoding, nbest)
+        for (row, substitution), request, hypotheses in zip(
+            attempts, constrained, nbest_hypotheses, strict=True
+        ):
+            candidates = [
+                candidate._replace(translation=_restored(candidate.translation, substitution))
+                for candidate in self._ranked(request, hypotheses, decoding, nbest)
             ]
-            if any(protected.mismatches(texts[row], found.translation.text) for found in some):
+            if any(
+                protected.mismatches(texts[row], candidate.translation.text)
+                for candidate in candidates
+            ):
                 continue
-            if row not in best or some[0].translation.score > best[row][0].translation.score:
-                best[row] = some
+            if row not in best or candidates[0].translation.score > best[row][0].translation.score:
+                best[row] = candidates
         return best
 
     def _with_words(self, request: Request, substitution: Substitution) -> Request:
         """The request with the substitute words as required phrases."""
-        words = [
+        phrases = [
             phrase_of(word, self.tokenizer.target, times)
             for word, times in substitution.times.items()
         ]
-        return request._replace(phrases=[*request.phrases, *(one for one in words if one)])
+        return request._replace(
+            phrases=[*request.phrases, *(phrase for phrase in phrases if phrase)]
+        )
 
     def _substitutes(self, to: str | None) -> list[str]:
-        """The words that can stand in for placeholders, computed once."""
+        """The words that can replace placeholders, computed once."""
         (tags,) = self.encode([""], to)
-        known = self.substitutes = self.substitutes or {}
-        if tuple(tags) not in known:
+        words_by_tags = self.placeholder_substitutes = self.placeholder_substitutes or {}
+        if tuple(tags) not in words_by_tags:
             from regard.inference.placeholders import copied_words
 
-            known[tuple(tags)] = copied_words(self.network, self.tokenizer, tags, self.device)
-        return known[tuple(tags)]
+            words_by_tags[tuple(tags)] = copied_words(
+                self.network, self.tokenizer, tags, self.device
+            )
+        return words_by_tags[tuple(tags)]
 
     # Inspection
 
@@ -745,8 +766,8 @@ class Translator(SequenceGenerator):
         against: str | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Trace:
-        """A trace of the translation of one text; see ``inspection.history.trace_with_history`` for the arguments."""
-        from regard.inspection.history import trace_with_history
+        """A trace of the translation of one text; arguments: see ``inspection.training_history.trace_with_history``."""
+        from regard.inspection.training_history import trace_with_history
 
         if len(self.runs) > 1:
             raise RegardError("trace: not supported for an ensemble; load one of its runs")
@@ -765,23 +786,23 @@ class Translator(SequenceGenerator):
         )
 
 
-def _refuse(reason: str, **given: object) -> None:
+def _refuse(reason: str, **arguments: object) -> None:
     """Arguments without effect are errors."""
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in arguments.items() if value is not None}
     if values:
         from regard.recipe import abbreviate
 
-        written = [f"{name} {abbreviate(value)}" for name, value in values.items()]
-        raise RegardError(f"{', '.join(written)}: {reason}")
+        descriptions = [f"{name} {abbreviate(value)}" for name, value in values.items()]
+        raise RegardError(f"{', '.join(descriptions)}: {reason}")
 
 
 def _number_samples(requests: Sequence[Request], samples: int) -> list[Request]:
     """Number the requests of the same source, so that their samples differ."""
     seen: Counter[tuple[int, ...]] = Counter()
     numbered = []
-    for one in requests:
-        source = tuple(one.source)
-        numbered.append(one._replace(sample=seen[source] * samples))
+    for request in requests:
+        source = tuple(request.source)
+        numbered.append(request._replace(sample=seen[source] * samples))
         seen[source] += 1
     return numbered
 

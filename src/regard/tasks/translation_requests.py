@@ -44,24 +44,24 @@ class TargetLanguages:
     def tags(self, count: int, to: Languages) -> list[tuple[str, ...]]:
         """The tags to prepend to each of ``count`` texts."""
         default = self.default or (self.known[0] if len(self.known) == 1 else None)
-        wanted = [code or default for code in language_of_each(to, count)]
+        codes = [code or default for code in language_of_each(to, count)]
         # A language for all texts is checked even if there are no texts.
-        self._check([*wanted, to] if isinstance(to, str) else wanted)
-        if not any(wanted):
+        self._check([*codes, to] if isinstance(to, str) else codes)
+        if not any(codes):
             return [()] * count
         from regard.recipe import language_tag
 
-        return [(language_tag(code),) if code else () for code in wanted]
+        return [(language_tag(code),) if code else () for code in codes]
 
-    def _check(self, wanted: Sequence[str | None]) -> None:
+    def _check(self, codes: Sequence[str | None]) -> None:
         allowed: list[str | None] = [*self.known] or [None]
-        if wrong := [code for code in wanted if code not in allowed]:
-            can = "translates to one language only, so omit it"
+        if unsupported := [code for code in codes if code not in allowed]:
+            capability = "translates to one language only, so omit it"
             if self.known:
-                can = f"translates to {', '.join(self.known)}"
-            said = f"language {wrong[0]}" if wrong[0] else "no target language given"
+                capability = f"translates to {', '.join(self.known)}"
+            subject = f"language {unsupported[0]}" if unsupported[0] else "no target language given"
             raise RegardError(
-                f"{said}: this model {can} (--to on the command line, to=… in Python)"
+                f"{subject}: this model {capability} (--to on the command line, to=… in Python)"
             )
 
 
@@ -124,23 +124,27 @@ def phrase_of(
     touches_after: bool = False,
     free: bool = False,
 ) -> Phrase | None:
-    """A text as a phrase to generate; None if the tokenizer cannot spell it.
+    """A text as a phrase to generate; None if the tokenizer cannot encode it without unknown tokens.
 
     The phrase must stand between word boundaries, unless it may touch the word before or after it.
     """
-    (alone,) = vocabulary.encode([text])
-    if vocabulary.decode([alone]) != [text]:
+    (ids,) = vocabulary.encode([text])
+    if vocabulary.decode([ids]) != [text]:
         return None
     border_before = not touches_before and not is_unspaced_script(text[0])
     border_after = not touches_after and not is_unspaced_script(text[-1])
-    spellings = [Spelling(tuple(alone), boundary_after=border_after)]
-    inside = tuple(vocabulary.encode_continuation(text))
-    if inside and inside != tuple(alone):
-        spellings.append(Spelling(inside, border_before, border_after))
-    never = {*vocabulary.suppressed_tokens, UNK, EOS}
-    possible = tuple(one for one in spellings if never.isdisjoint(one.tokens))
+    spellings = [Spelling(tuple(ids), boundary_after=border_after)]
+    continuation_ids = tuple(vocabulary.encode_continuation(text))
+    if continuation_ids and continuation_ids != tuple(ids):
+        spellings.append(Spelling(continuation_ids, border_before, border_after))
+    excluded = {*vocabulary.suppressed_tokens, UNK, EOS}
+    allowed_spellings = tuple(
+        spelling for spelling in spellings if excluded.isdisjoint(spelling.tokens)
+    )
     return (
-        Phrase(possible, times, free) if any(not one.boundary_before for one in possible) else None
+        Phrase(allowed_spellings, times, free)
+        if any(not spelling.boundary_before for spelling in allowed_spellings)
+        else None
     )
 
 
@@ -149,21 +153,22 @@ def phrases_of(
 ) -> list[Phrase]:
     """What the translation of a source must contain: the constraints, and the protected spans of the source.
 
-    A protected span that cannot be spelled is skipped, and reported later as missing; such a constraint is an error.
+    A protected span that cannot be encoded without unknown tokens is skipped, and reported later as missing; such a
+    constraint is an error.
     """
     terms = dict.fromkeys(text.strip() for text in constraints if text.strip())
-    found = {text: phrase_of(text, vocabulary) for text in terms}
-    if missing := [text for text, phrase in found.items() if phrase is None]:
-        which = repr(missing[0]) + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        them = "them" if len(missing) > 1 else "it"
+    phrases = {text: phrase_of(text, vocabulary) for text in terms}
+    if missing := [text for text, phrase in phrases.items() if phrase is None]:
+        named = repr(missing[0]) + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        pronoun = "them" if len(missing) > 1 else "it"
         raise RegardError(
-            f"{which} cannot be guaranteed: this model's tokenizer cannot spell {them}"
+            f"{named} cannot be guaranteed: this model's tokenizer cannot encode {pronoun} without unknown tokens"
         )
-    found |= {
-        text: phrase_of(text, vocabulary, *how, free=True)
-        for text, how in protected.occurrences(source).items()
+    phrases |= {
+        text: phrase_of(text, vocabulary, *conditions, free=True)
+        for text, conditions in protected.occurrences(source).items()
     }
-    return [phrase for phrase in found.values() if phrase is not None]
+    return [phrase for phrase in phrases.values() if phrase is not None]
 
 
 def terms_of_each(
@@ -172,7 +177,7 @@ def terms_of_each(
     """What the translation of each text must contain."""
     if constraints is None:
         return [()] * count
-    if len(constraints) != count or any(isinstance(some, str) for some in constraints):
+    if len(constraints) != count or any(isinstance(text_terms, str) for text_terms in constraints):
         raise RegardError(
             f"{len(constraints)} constraints for {count} texts: expected one list of terms per text"
         )

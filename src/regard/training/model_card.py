@@ -233,7 +233,7 @@ def _calibrate(
         reporter.message("No time left to calibrate the confidence of translations")
         return card
     try:
-        calibration = trainer.model.calibrate(pairs)
+        calibration = trainer.model.calibrate_confidence(pairs)
     except RegardError as error:  # a text that is too long for the model
         reporter.message(f"The confidence of translations is not calibrated: {error}")
         return card

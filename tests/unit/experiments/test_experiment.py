@@ -132,7 +132,7 @@ def test_a_training_has_decoding_options_that_its_model_allows(recipe: str) -> N
         assert make_recipe(job.recipe.model_dump(mode="json"), "job") == job.recipe
 
 
-def test_other_data_are_other_trainings(recipe: str) -> None:
+def test_other_data_are_other_training_runs(recipe: str) -> None:
     design = make_design(recipe, ["model.heads=1,2"], seeds=1)
     before = [job.name for job in training_jobs(design)]
     assert before == [job.name for job in training_jobs(design)]

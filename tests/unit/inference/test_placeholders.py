@@ -125,9 +125,9 @@ def test_it_makes_no_difference_how_many_are_looked_at_together(
 
 def test_better_weights_choose_anew(model: Translator) -> None:
     assert model._substitutes(None)
-    assert model.substitutes
+    assert model.placeholder_substitutes
     model.freeze()
-    assert model.substitutes is None
+    assert model.placeholder_substitutes is None
 
 
 def test_names_are_title_cased_words_of_three_letters_or_more() -> None:

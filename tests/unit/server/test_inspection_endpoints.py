@@ -19,10 +19,10 @@ from regard.inspection import attribution
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.head_ablation import ablate_heads, all_heads
-from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.page_data import depth_lenses, model_info
 from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
+from regard.inspection.training_history import PastCheckpoints, training_history
 from regard.recipe import DecodingOptions, Recipe
 from regard.server import inspection_endpoints
 from regard.server.app import create_app

@@ -125,12 +125,12 @@ def test_terms_that_a_model_cannot_generate_are_refused(make_run: Callable[..., 
         response = send(app, "POST", path, json=body)
         assert response.status_code == 400
         assert response.json()["error"] == (
-            "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell them"
+            "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot encode them without unknown tokens"
         )
     sampling = make_run(data=data, decoding={"temperature": 0.5})
     response = send(create_app(Translator.load(sampling, "cpu")), "POST", "/translate", json=body)
     assert response.status_code == 400
-    assert "sampling cannot guarantee them" in response.json()["error"]
+    assert "sampling cannot guarantee constraints" in response.json()["error"]
 
 
 def test_the_tokens_of_terms_count(model: ServedUppercaseModel) -> None:

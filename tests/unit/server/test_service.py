@@ -16,9 +16,9 @@ from regard.inspection.alignment import align, pharaoh
 from regard.nn.network import named_weights
 from regard.server.app import create_app
 from regard.server.inspection_endpoints import follow_training
-from regard.server.process import limit_threads
 from regard.server.schemas import Settings
 from regard.server.service import Service
+from regard.server.supervisor import limit_threads
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.unit.server.client import batcher_of, send
@@ -130,7 +130,7 @@ def test_a_small_model_uses_one_thread(finished_run: Path, monkeypatch: pytest.M
     monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads([finished_run])
     assert chosen == [1]
-    monkeypatch.setattr("regard.server.process.SMALL_MODEL", 10)
+    monkeypatch.setattr("regard.server.supervisor.SMALL_MODEL", 10)
     limit_threads([finished_run])
     assert chosen == [1]
 

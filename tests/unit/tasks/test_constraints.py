@@ -115,7 +115,7 @@ def test_a_term_that_the_tokenizer_cannot_spell_is_refused(make_run: Callable[..
     [
         ({"constraints": [["a"], ["b"]]}, "2 constraints for 1 texts: expected one list of terms per text"),
         ({"constraints": ["ab"]}, "expected one list of terms per text"),
-        ({"constraints": [["a"]], "mbr": 4}, "constraints [[a]]: sampling cannot guarantee them"),
+        ({"constraints": [["a"]], "mbr": 4}, "constraints [[a]]: sampling cannot guarantee constraints"),
         ({"protect": ["numbers"], "mbr": 4}, "decoding: mbr draws samples, so it cannot be combined with protect"),
         ({"constraints": [["a"]], "beam_groups": 5}, "beam_groups 5: cannot be combined with constraints"),
         ({"protect": ["numbers"], "beam_groups": 5}, "decoding: protect cannot be combined with beam_groups"),

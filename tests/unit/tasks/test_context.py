@@ -75,7 +75,7 @@ def test_a_model_reads_the_last_sentences(
     model.predict_pairs(pairs)
     assert options.pop("context") == [("a",)]
     monkeypatch.setattr(model, "generate", lambda texts, **given: options.update(given) or [])
-    assert model.calibrate(pairs) is None
+    assert model.calibrate_confidence(pairs) is None
     assert options["context"] == [("a",)]
 
 

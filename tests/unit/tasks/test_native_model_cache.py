@@ -31,7 +31,7 @@ TEXTS = ["ein Hund", "a dog ein", "", "Hund " * 7]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for prepared models."""
+    """An empty folder for cached models."""
     monkeypatch.setenv(native_model_cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(native_model_cache, "GPU_DEVICES", ())
     return tmp_path / "cache"
@@ -66,19 +66,19 @@ def load(run: RunDir, precision: str = "auto") -> Translator:
     return Translator.load(run.folder, "cpu", precision, threads=2)  # type: ignore[arg-type]
 
 
-def is_prepared(model: Translator) -> bool:
-    """Whether a model was read from a prepared one, and has not loaded its network."""
+def is_cached(model: Translator) -> bool:
+    """Whether a model was read from the cache, and has not loaded its network."""
     return model.engine._network is None
 
 
-def test_a_prepared_model_translates_the_same(run: RunDir) -> None:
+def test_a_cached_model_translates_the_same(run: RunDir) -> None:
     first, second = load(run), load(run)
-    assert (is_prepared(first), is_prepared(second)) == (False, True)
+    assert (is_cached(first), is_cached(second)) == (False, True)
     for options in ({}, {"beam": 1}, {"beam": 4, "length_penalty": 0.0}, {"max_length": 2}):
         assert second.search(TEXTS, **options) == first.search(TEXTS, **options)
     assert second.search(TEXTS, nbest=3) == first.search(TEXTS, nbest=3)
     assert second.engine.summary == first.engine.summary
-    assert is_prepared(second)
+    assert is_cached(second)
 
 
 def test_what_the_native_decoder_does_not_know_loads_the_network(run: RunDir) -> None:
@@ -92,7 +92,7 @@ def test_what_the_native_decoder_does_not_know_loads_the_network(run: RunDir) ->
     ]
     for one in arguments:
         assert second.search(TEXTS, **one) == first.search(TEXTS, **one), one
-    assert not is_prepared(second)
+    assert not is_cached(second)
     weights = dict(second.network.named_parameters())
     for name, weight in first.network.named_parameters():
         assert torch.equal(weight, weights[name])
@@ -105,12 +105,12 @@ def test_more_positions_than_stored_are_computed(
     first, second = load(run), load(run)
     short, long = ["a"], ["ein Hund a dog " * 9]
     assert second.search(short, max_length=3) == first.search(short, max_length=3)
-    assert is_prepared(second)
+    assert is_cached(second)
     assert second.search(long) == first.search(long)
-    assert not is_prepared(second)
+    assert not is_cached(second)
 
 
-def test_the_recipe_of_a_prepared_model_is_complete(run: RunDir) -> None:
+def test_the_recipe_of_a_cached_model_is_complete(run: RunDir) -> None:
     load(run)
     stored, recipe = load(run).recipe, run.recipe()
     assert isinstance(stored, native_model_cache.StoredSection)
@@ -126,7 +126,7 @@ def test_the_recipe_of_a_prepared_model_is_complete(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("changed", ["weights", "card", "code", "tokenizer"])
-def test_a_changed_run_is_prepared_again(
+def test_a_changed_run_is_cached_again(
     run: RunDir,
     small_recipe: Callable[..., Recipe],
     monkeypatch: pytest.MonkeyPatch,
@@ -146,9 +146,9 @@ def test_a_changed_run_is_prepared_again(
         other = small_recipe(**{**SECTIONS, "tokenizer": {"kind": "word", "vocab_size": 61}})
         write_run(other, run.folder, seed=1)
     second = load(run)
-    assert not is_prepared(second)
+    assert not is_cached(second)
     third = load(run)
-    assert is_prepared(third)
+    assert is_cached(third)
     assert third.search(TEXTS) == second.search(TEXTS)
 
 
@@ -180,8 +180,8 @@ def test_a_damaged_file_is_replaced(run: RunDir, cache: Path, damage: str) -> No
     }
     path.write_bytes(broken[damage])
     second = load(run)
-    assert not is_prepared(second)
-    assert is_prepared(load(run))
+    assert not is_cached(second)
+    assert is_cached(load(run))
     assert second.search(TEXTS) == first.search(TEXTS)
 
 
@@ -191,13 +191,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv(native_model_cache.VARIABLE, str(tmp_path / "file"))
     assert load(run).search(TEXTS) == load(run).search(TEXTS)
-    assert not is_prepared(load(run))
+    assert not is_cached(load(run))
 
 
 def test_when_no_prepared_model_is_used(
     run: RunDir, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = native_model_cache.prepared_state
+    state = native_model_cache.cache_key
     assert state(run, "cpu", "int8") == state(run, "auto", "auto") is not None
     assert state(run, "cpu", "fp32") is None
     assert state(run, "cuda", "auto") is None

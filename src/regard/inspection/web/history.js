@@ -1,5 +1,6 @@
 /**
- * The training history of the model, as history.py writes it: computed by the functions that training itself uses.
+ * The training history of the model, as training_history.py writes it: computed by the functions that training itself
+ * uses.
  *
  * @typedef {import("./render.js").Context} Context
  * @typedef {import("./trace.js").PackedArray} PackedArray

@@ -12,10 +12,9 @@ import pytest
 import uvicorn
 
 from regard.errors import RegardError
-from regard.server import process
 from regard.server.models import ModelPool
-from regard.server.process import Server, Supervisor, serve, tune_interpreter
 from regard.server.schemas import Settings
+from regard.server.supervisor import Server, Supervisor, serve, tune_interpreter
 
 
 class FakePool:
@@ -117,7 +116,7 @@ def test_workers_share_the_memory(
     def check_memory(entries: object, limit: int | None, pivots: object) -> NoReturn:
         raise RegardError(f"limit {limit}")
 
-    monkeypatch.setattr(process, "check_memory", check_memory)
-    monkeypatch.setattr(process, "limit_threads", lambda runs: None)
+    monkeypatch.setattr("regard.server.supervisor.check_memory", check_memory)
+    monkeypatch.setattr("regard.server.supervisor.limit_threads", lambda runs: None)
     with pytest.raises(RegardError, match=f"limit {each}$"):
         serve([finished_run], settings=Settings(memory=memory), workers=2)

@@ -84,10 +84,10 @@ def trace_with_history(
         if not past.steps():
             raise RegardError(f"{model.run}: the run has no checkpoints")
         history["alignments"] = [past.alignment(step, request, outputs) for step in past.steps()]
-    found = None
+    computed = None
     if lenses or against is not None:
-        found = lenses_for(model, text, [token.id for token in traced.outputs], against)
-    return replace(traced, history=history, lenses=found)
+        computed = lenses_for(model, text, [token.id for token in traced.outputs], against)
+    return replace(traced, history=history, lenses=computed)
 
 
 def training_history(model: Translator) -> dict[str, Any]:
@@ -104,11 +104,11 @@ def training_history(model: Translator) -> dict[str, Any]:
 @torch.inference_mode()
 def positions(model: Translator) -> dict[str, Any]:
     """The position encoding, and the dot products of two of its rows by their distance."""
-    d_model, kind = model.recipe.model.d_model, model.recipe.model.position
+    d_model, position_encoding = model.recipe.model.d_model, model.recipe.model.position
     modules = [module for module in model.network.modules() if isinstance(module, NoPosition)]
     # Some kinds act inside attention instead, and tree positions depend on the sentence.
-    if kind == "tree" or not modules or type(modules[0]) is NoPosition:
-        return {"kind": kind, "map": None}
+    if position_encoding == "tree" or not modules or type(modules[0]) is NoPosition:
+        return {"kind": position_encoding, "map": None}
     length = min(POSITIONS, model.network.max_length or POSITIONS)
     zeros = torch.zeros(1, length, d_model, device=model.device)
     encoding = modules[0](zeros)[0].double().cpu().numpy()
@@ -116,7 +116,7 @@ def positions(model: Translator) -> dict[str, Any]:
     distances = range(1 - length, length)
     by_distance = [np.diagonal(products, distance) for distance in distances]
     return {
-        "kind": kind,
+        "kind": position_encoding,
         "map": pack(encoding.astype(np.float32)),
         "distances": list(distances),
         "mean": [float(row.mean()) for row in by_distance],

@@ -35,7 +35,7 @@ BATCH_SIZE = 16
 GRADIENT_BATCHES = 16
 """batches for the derivatives; the others are only for the inputs of the linear maps"""
 LOG_PROBABILITY_WEIGHT = 2.0
-"""an error of a log-probability counts as an error of an attention weight that is so many times as large"""
+"""weight of the errors of log-probabilities, relative to those of attention weights"""
 DAMPING = 0.1
 """added to the moments, relative to their mean: what is rare in the calibration texts also counts"""
 MIN_LEVELS = 16
@@ -56,7 +56,9 @@ class Moments(NamedTuple):
     def gain(self) -> float:
         """The squared effect of the errors with feedback, relative to that without."""
         return float(
-            np.prod([(_factor(one)[1].diagonal() ** 2).sum() / one.trace() for one in self])
+            np.prod(
+                [(_factor(moments)[1].diagonal() ** 2).sum() / moments.trace() for moments in self]
+            )
         )
 
 
@@ -71,12 +73,12 @@ class RoundingCalibration:
 
     def relative_steps(self) -> dict[str, float]:
         """Steps of all matrices in the best proportion to each other: errors of equal effect per weight."""
-        found = {}
+        steps = {}
         for name, effect in self.sensitivity.items():
             if name in self.moments:
                 effect *= self.moments[name].gain
-            found[name] = 1 / math.sqrt(effect) if effect > 0 else math.inf
-        return found
+            steps[name] = 1 / math.sqrt(effect) if effect > 0 else math.inf
+        return steps
 
     def round(self, name: str, matrix: Floats, step: float) -> Integers:
         """The integers whose products with the step replace the matrix."""
@@ -99,15 +101,15 @@ def round_with_feedback(matrix: Floats, step: float, moments: Moments) -> Intege
     factors are lower triangular, so rows and columns are rounded from the last to the first: an element of the product
     depends on the error of its own weight and on those that are already known.
     """
-    columns, right = _factor(moments.inputs)
-    rows, left = _factor(moments.effects)
+    columns, input_factor = _factor(moments.inputs)
+    rows, output_factor = _factor(moments.effects)
     exact = matrix[np.ix_(rows, columns)].astype(np.float64)
     integers, errors = np.empty_like(exact), np.zeros_like(exact)
     for end in range(len(rows), 0, -ROWS):
         block = slice(max(0, end - ROWS), end)
-        known = left[end:, block].T @ errors[end:]
-        wanted = exact[block] + np.linalg.solve(left[block, block].T, known)
-        integers[block] = _round_columns(wanted, step, right)
+        feedback = output_factor[end:, block].T @ errors[end:]
+        corrected = exact[block] + np.linalg.solve(output_factor[block, block].T, feedback)
+        integers[block] = _round_columns(corrected, step, input_factor)
         errors[block] = exact[block] - integers[block] * step
     result = np.empty(exact.shape, np.int32)
     result[np.ix_(rows, columns)] = integers
@@ -121,13 +123,13 @@ def _factor(moments: Doubles) -> tuple[npt.NDArray[np.intp], Doubles]:
     return order, factor
 
 
-def _round_columns(wanted: Doubles, step: float, factor: Doubles) -> Doubles:
+def _round_columns(exact: Doubles, step: float, factor: Doubles) -> Doubles:
     """Rows that are rounded from the last column to the first, each column with the errors of those after it."""
     correction = factor / factor.diagonal()
-    corrected, integers = wanted.copy(), np.empty_like(wanted)
+    corrected, integers = exact.copy(), np.empty_like(exact)
     for column in reversed(range(len(factor))):
         integers[:, column] = np.rint(corrected[:, column] / step)
-        error = wanted[:, column] - integers[:, column] * step
+        error = exact[:, column] - integers[:, column] * step
         corrected[:, :column] += np.outer(error, correction[column, :column])
     return integers
 
@@ -139,24 +141,26 @@ def _round_columns(wanted: Doubles, step: float, factor: Doubles) -> Doubles:
 def calibrate(network: Transformer, texts: SampleBatch) -> RoundingCalibration:
     """Run the network on texts, and observe its linear maps and the effect of each matrix."""
     network.eval()
-    matrices = {name: one for name, one in network.named_parameters() if one.ndim == 2}
+    matrices = {
+        name: parameter for name, parameter in network.named_parameters() if parameter.ndim == 2
+    }
     squares = dict.fromkeys(matrices, 0.0)
     effects: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
     batches = _batches(texts)
-    every = math.ceil(len(batches) / GRADIENT_BATCHES)
+    stride = math.ceil(len(batches) / GRADIENT_BATCHES)
     with _observe_linear_maps(network) as observed:
         for number, (source, target) in enumerate(batches):
             observed.outputs.clear()
-            if number % every:
+            if number % stride:
                 with torch.no_grad():
                     network(source, target)
                 continue
             with torch.enable_grad():
                 probe = _random_projection(network, source, target, generator)
-                of = {**matrices, **observed.outputs}
-                found = torch.autograd.grad(probe, list(of.values()), allow_unused=True)
-            gradients = dict(zip(of, found, strict=True))
+                tensors = {**matrices, **observed.outputs}
+                derivatives = torch.autograd.grad(probe, list(tensors.values()), allow_unused=True)
+            gradients = dict(zip(tensors, derivatives, strict=True))
             for name in matrices:
                 if (gradient := gradients[name]) is not None:
                     squares[name] += float(gradient.double().square().mean())
@@ -179,7 +183,7 @@ def _random_projection(
     The expected square of its derivative is the sum of the squared derivatives of all of them.
     """
     sites = network.attentions()
-    with record_attention(one for layers in sites.values() for one in layers) as recorded:
+    with record_attention(layer for layers in sites.values() for layer in layers) as recorded:
         logits = network(source, target)
 
     def projected(values: Tensor) -> Tensor:
@@ -209,7 +213,7 @@ class _LinearMaps:
 def _observe_linear_maps(network: nn.Module) -> Iterator[_LinearMaps]:
     observed = _LinearMaps()
     names: dict[nn.Module, str] = {
-        one: name for name, one in network.named_modules() if isinstance(one, nn.Linear)
+        module: name for name, module in network.named_modules() if isinstance(module, nn.Linear)
     }
 
     def observe(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -124,7 +124,7 @@ def serve(
 def load_now(pool: ModelPool, processes: bool) -> None:
     """Load the model of a server that has only one.
 
-    processes: translate in processes of their own. They are forked with the weights, so only for a finished run:
+    processes: translate in worker processes. They are forked with the weights, so only for a finished run:
     others may get new weights later.
     """
     (entry,) = pool.entries
@@ -311,6 +311,7 @@ class Supervisor:
             return POLL_SECONDS
         return max(0.0, min(POLL_SECONDS, self._retry_at - time.monotonic()))
 
+    # -----------------------------------------------------------------------------------------
     # Start
 
     def _fill(self) -> None:
@@ -318,8 +319,10 @@ class Supervisor:
         if self._retry_at is not None and time.monotonic() < self._retry_at:
             return
         self._retry_at = None
-        present = [one for one in self._workers.values() if one.generation == self._generation]
-        for _ in range(self._count - len(present)):
+        current = [
+            worker for worker in self._workers.values() if worker.generation == self._generation
+        ]
+        for _ in range(self._count - len(current)):
             self._start()
 
     def _start(self) -> None:
@@ -373,16 +376,19 @@ class Supervisor:
         os.close(worker.pipe)
         if not worker.ready or self._stopping:
             return
-        present = [one for one in self._workers.values() if one.generation == self._generation]
-        if len(present) < self._count or not all(one.ready for one in present):
+        current = [
+            other for other in self._workers.values() if other.generation == self._generation
+        ]
+        if len(current) < self._count or not all(other.ready for other in current):
             return
-        for one in self._workers.values():
-            if one.generation < self._generation:
-                _send(one.pid, signal.SIGTERM)
+        for other in self._workers.values():
+            if other.generation < self._generation:
+                _send(other.pid, signal.SIGTERM)
         if not self._greeted:
             self._greeted = True
             self._greet()
 
+    # -----------------------------------------------------------------------------------------
     # Reload and end
 
     def _stamps(self) -> list[int]:
@@ -399,9 +405,9 @@ class Supervisor:
         """Replace all workers. If they are being replaced already, only the newest ones stay."""
         if not self._greeted or self._stopping:
             return
-        for one in self._workers.values():
-            if not one.ready:
-                _send(one.pid, signal.SIGKILL)
+        for worker in self._workers.values():
+            if not worker.ready:
+                _send(worker.pid, signal.SIGKILL)
         self._generation += 1
         self._retry_at, self._retry_seconds = None, RESTART_SECONDS
 
@@ -416,8 +422,8 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         self._stopping = True
         self._close_port()
-        for one in self._workers.values():
-            _send(one.pid, number if one.ready else signal.SIGKILL)
+        for worker in self._workers.values():
+            _send(worker.pid, number if worker.ready else signal.SIGKILL)
 
     def _reap(self) -> None:
         """Forget workers that have ended."""

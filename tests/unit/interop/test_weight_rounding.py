@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from regard.interop import rounding
-from regard.interop.rounding import (
+from regard.interop import weight_rounding
+from regard.interop.verification import SampleBatch, sample_batch
+from regard.interop.weight_rounding import (
     Moments,
     RoundingCalibration,
     calibrate,
     limit_step,
     round_with_feedback,
 )
-from regard.interop.verification import SampleBatch, sample_batch
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.transformer import Transformer
 from regard.tasks import Translator
@@ -46,7 +46,7 @@ def correlated(random: np.random.Generator, width: int) -> npt.NDArray[np.float6
 def test_feedback_makes_the_effect_of_errors_smaller(
     monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(rounding, "ROWS", rows)
+    monkeypatch.setattr(weight_rounding, "ROWS", rows)
     random = np.random.default_rng(1)
     x, gradients = correlated(random, 24), correlated(random, 20)
     matrix, step = random.normal(size=(20, 24)).astype(np.float32), 0.1
@@ -64,7 +64,7 @@ def test_feedback_makes_the_effect_of_errors_smaller(
 
 
 def test_the_gain_is_that_of_the_feedback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "ROWS", 1)
+    monkeypatch.setattr(weight_rounding, "ROWS", 1)
     random = np.random.default_rng(3)
     x, gradients = correlated(random, 24), correlated(random, 40)
     moments = Moments(*(one.T @ one for one in (x, gradients)))
@@ -90,8 +90,8 @@ def test_feedback_of_uncorrelated_vectors_is_rounding_to_the_nearest() -> None:
 def test_moments_are_those_of_the_inputs_of_each_linear_map(
     model: Translator, texts: SampleBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounding, "BATCH_SIZE", 1)  # so that there is no padding
-    monkeypatch.setattr(rounding, "DAMPING", 0.0)
+    monkeypatch.setattr(weight_rounding, "BATCH_SIZE", 1)  # so that there is no padding
+    monkeypatch.setattr(weight_rounding, "DAMPING", 0.0)
     network = model.network
     seen: list[torch.Tensor] = []
     module = network.get_submodule("decoder.layers.1.feed_forward.outer")
@@ -109,8 +109,10 @@ def test_sensitivity_predicts_the_effect_of_errors(
     model: Translator, texts: SampleBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean squared change of attention and log-probabilities by noise, matrix by matrix."""
-    monkeypatch.setattr(rounding, "BATCH_SIZE", 1)  # more random projections, more exact means
-    monkeypatch.setattr(rounding, "GRADIENT_BATCHES", 1000)
+    monkeypatch.setattr(
+        weight_rounding, "BATCH_SIZE", 1
+    )  # more random projections, more exact means
+    monkeypatch.setattr(weight_rounding, "GRADIENT_BATCHES", 1000)
     network = model.network
     assert isinstance(network, Transformer)
     sensitivity = calibrate(network, texts).sensitivity
@@ -118,7 +120,7 @@ def test_sensitivity_predicts_the_effect_of_errors(
     names += [f"decoder.layers.1.{one}.weight" for one in ("attention.value", "feed_forward.outer")]
     generator = torch.Generator().manual_seed(3)
     attention, log_probabilities = outputs(network, texts)
-    importance = rounding.LOG_PROBABILITY_WEIGHT * (log_probabilities / 2).exp()
+    importance = weight_rounding.LOG_PROBABILITY_WEIGHT * (log_probabilities / 2).exp()
     measured = dict.fromkeys(names, 0.0)
     for name in names:
         weight = network.get_parameter(name)
@@ -162,7 +164,7 @@ def test_a_matrix_without_effect_keeps_a_few_values() -> None:
     step = calibration.relative_steps()["some"]
     assert step == math.inf
     integers = calibration.round("some", matrix, limit_step(matrix, step))
-    assert rounding.MIN_LEVELS - 1 <= len(np.unique(integers)) <= rounding.MIN_LEVELS
+    assert weight_rounding.MIN_LEVELS - 1 <= len(np.unique(integers)) <= weight_rounding.MIN_LEVELS
     assert limit_step(matrix, 0.01) == 0.01
     assert limit_step(np.zeros((2, 2), np.float32), math.inf) == 1
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.errors import RegardError
 from regard.inference.engine import Request
-from regard.inspection.history import PastCheckpoints, training_history
+from regard.inspection.training_history import PastCheckpoints, training_history
 from regard.nn.loss import smoothed_target
 from regard.tasks import Translator
 
