@@ -1,4 +1,4 @@
-"""CPU time to read, tokenize, deduplicate and write sentences of the built-in grammar; the tokenizer exists."""
+"""CPU time to read, tokenize, deduplicate and write sentences of the built-in grammar, with a trained tokenizer."""
 
 import argparse
 import tempfile
