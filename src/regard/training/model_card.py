@@ -18,6 +18,7 @@ from torch import nn
 
 from regard import __version__
 from regard.data.corpus import example_sources, fingerprint, read_pairs
+from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES
 from regard.inference.hallucinations import OutputStatistics
@@ -44,6 +45,8 @@ from regard.training.trainer import Trainer
 
 ANNOUNCED_SECONDS = 5.0
 """the final scoring is announced if it takes longer than this"""
+MIN_CALIBRATION_PAIRS = 200
+"""the confidence is calibrated if there is time to translate this many validation pairs"""
 
 
 def finish(
@@ -229,7 +232,8 @@ def _calibrate(
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
         return card
-    if _too_late(deadline, decoding_seconds(trainer, len(pairs))):
+    pairs = _pairs_in_time(trainer, pairs, deadline)
+    if not pairs:
         reporter.message("No time left to calibrate the confidence of translations")
         return card
     try:
@@ -241,6 +245,15 @@ def _calibrate(
         reporter.message(f"Confidence: {calibration.summary}")
         card["confidence"] = calibration.to_json()
     return card
+
+
+def _pairs_in_time(trainer: Trainer, pairs: list[Pair], deadline: float | None) -> list[Pair]:
+    """As many of these pairs as can be translated before the deadline, evenly spaced; none if they are too few."""
+    if deadline is None:
+        return pairs
+    left = max(1e-9, deadline - time.monotonic())
+    in_time = pairs[:: max(1, math.ceil(decoding_seconds(trainer, len(pairs)) / left))]
+    return in_time if len(in_time) >= min(len(pairs), MIN_CALIBRATION_PAIRS) else []
 
 
 def count_layers(network: nn.Module) -> dict[str, int]:

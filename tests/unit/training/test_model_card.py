@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
+from regard.data.pairs import Pair
 from regard.nn.network import named_weights
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
+from regard.training import model_card
 from regard.training.evaluation import Validation
 from regard.training.run import train
 from regard.training.trainer import Trainer
@@ -111,3 +114,19 @@ def test_without_time_to_validate_the_card_has_the_values_of_the_file(
     monkeypatch.setattr("regard.training.model_card._too_late", lambda *_: True)
     run = run_with(tmp_path, 6, minutes=5)
     assert described(run, scripted) == (2, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"), [(None, 1000), (1_000.0, 1000), (100.0, 500), (41.0, 200), (39.0, 0)]
+)
+def test_the_confidence_is_calibrated_on_as_many_pairs_as_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch, left: float | None, expected: int
+) -> None:
+    trainer: Any = None  # the time of a translation does not depend on it here
+    monkeypatch.setattr(model_card, "decoding_seconds", lambda _, sentences: 0.2 * sentences)
+    monkeypatch.setattr(model_card.time, "monotonic", lambda: 7.0)
+    pairs = [Pair(str(number), "") for number in range(1000)]
+    deadline = None if left is None else 7.0 + left
+    assert len(model_card._pairs_in_time(trainer, pairs, deadline)) == expected
+    few = model_card._pairs_in_time(trainer, pairs[:50], deadline)
+    assert few == pairs[:50]
