@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_the_confidence_is_calibrated_on_as_many_pairs_as_there_is_time_for(
 ) -> None:
     trainer: Any = None  # the time of a translation does not depend on it here
     monkeypatch.setattr(model_card, "decoding_seconds", lambda _, sentences: 0.2 * sentences)
-    monkeypatch.setattr(model_card.time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     pairs = [Pair(str(number), "") for number in range(1000)]
     deadline = None if left is None else 7.0 + left
     assert len(model_card._pairs_in_time(trainer, pairs, deadline)) == expected
