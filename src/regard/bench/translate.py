@@ -66,7 +66,7 @@ class Workload:
 def run_workload(run: Path, sentences: int) -> Workload:
     """A run and the first sentences of its test data."""
     recipe = RunDir(run).recipe()
-    if recipe.task != "translation":
+    if not recipe.is_seq2seq:
         raise RegardError(f"{run}: its task is {recipe.task}; bench translate needs translation")
     if recipe.data.test is None:
         raise RegardError(f"{run}: its recipe has no data.test to take sentences from")

@@ -666,6 +666,11 @@ class Recipe(Section):
         return bool(find_registry("task")[self.task].text_only)
 
     @property
+    def is_seq2seq(self) -> bool:
+        """Whether sources and targets are texts (sequence to sequence)."""
+        return not (self.has_labels or self.text_only)
+
+    @property
     def batch_tokens(self) -> int:
         """``training.tokens_per_batch`` as a number; auto is the usual one for the preset."""
         tokens = self.training.tokens_per_batch

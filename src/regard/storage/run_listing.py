@@ -133,7 +133,7 @@ def _state(run: RunDir, card: Mapping[str, Any], problem: str | None) -> State:
 
 
 def _languages(recipe: Recipe) -> str:
-    if recipe.task != "translation" or not recipe.data.named:
+    if not recipe.is_seq2seq or not recipe.data.named:
         return ""
     pairs = recipe.data.language_pairs
     sources, targets = (dict.fromkeys(codes) for codes in zip(*pairs, strict=True))

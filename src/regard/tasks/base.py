@@ -440,7 +440,7 @@ def check_ensemble(runs: Sequence[RunDir]) -> None:
     """Raise if these runs cannot decode together: they must read and write the same token ids."""
     recipes = [run.recipe() for run in runs]
     for run, recipe in zip(runs, recipes, strict=True):
-        if recipe.task != "translation":
+        if not recipe.is_seq2seq:
             raise RegardError(
                 f"{run}: a model for task {recipe.task}; only translation models can be combined"
             )

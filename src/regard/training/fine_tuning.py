@@ -122,7 +122,7 @@ def fine_tuning_recipe(
     run = RunDir(options.run)
     _check_one_run(run, from_changes(overrides))
     theirs = open_initial_run(run)
-    if theirs.task != "translation":
+    if not theirs.is_seq2seq:
         raise RegardError(
             f"--from {run}: a run for task {theirs.task}; files of pairs can only fine-tune a translation model. For "
             f"this task, write a recipe with task, data and training.init_from: {run}"
@@ -169,7 +169,7 @@ def fine_tuning_from_recipe(
     changes = [*options.changes(), *overrides]
     partial = load_recipe(name, changes)
     check_compatible(run, theirs, partial)
-    if partial.has_labels or partial.text_only:
+    if not partial.is_seq2seq:
         return partial, [f"from {run}: tokenizer and weights"]
     given = set(partial.training.model_fields_set)
     default = TrainingConfig.model_validate({"schedule": partial.training.schedule})
@@ -506,8 +506,8 @@ def check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
             "(keys that the recipe omits, including model.preset, are taken from the run)"
         )
     both = run_recipe.data, recipe.data
-    translation = run_recipe.task == recipe.task == "translation"
-    if not translation or recipe.training.extend_vocab or not all(one.named for one in both):
+    seq2seq = run_recipe.is_seq2seq and recipe.is_seq2seq
+    if not seq2seq or recipe.training.extend_vocab or not all(one.named for one in both):
         return
     known, new = (one.language_pairs for one in both)
     if run_recipe.data.bidirectional:
