@@ -125,18 +125,23 @@ class CoreSpeed(NamedTuple):
 
 def measure_core(recipe: Recipe) -> CoreSpeed:
     """Time two steps of different size on one core, in CPU seconds: as long as on an idle machine."""
-    seconds = []
     with on_one_core():
-        for tokens in CORE_TOKENS:
-            step = _random_step(recipe, tokens, recipe.tokenizer.vocab_size)
-            taken = []
-            for _ in range(4):
-                start = time.process_time()
-                step()
-                taken.append(time.process_time() - start)
-            seconds.append(min(taken[1:]))
-    per_token = (seconds[1] - seconds[0]) / (CORE_TOKENS[1] - CORE_TOKENS[0])
-    return CoreSpeed(per_token, max(0.0, seconds[0] - per_token * CORE_TOKENS[0]))
+        steps = [
+            _random_step(recipe, tokens, recipe.tokenizer.vocab_size) for tokens in CORE_TOKENS
+        ]
+        # In turns, so that a busy moment of the machine slows down both; the first turn warms up.
+        turns = [[_cpu_seconds(step) for step in steps] for _ in range(5)][1:]
+    small, large = (min(times) for times in zip(*turns, strict=True))
+    if small >= large:  # noise: at least the time of the large step is known
+        return CoreSpeed(large / CORE_TOKENS[1], 0.0)
+    per_token = (large - small) / (CORE_TOKENS[1] - CORE_TOKENS[0])
+    return CoreSpeed(per_token, max(0.0, small - per_token * CORE_TOKENS[0]))
+
+
+def _cpu_seconds(step: Callable[[], object]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 CORE_TOKENS = (500, 2_000)

@@ -205,7 +205,7 @@ def test_a_core_is_measured_with_two_sizes(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
 def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_speed, "CORE_TOKENS", (50, 400))
+    monkeypatch.setattr(device_speed, "CORE_TOKENS", (50, 2_000))
     sections = {
         "data": {"train": {"source": "a", "target": "b"}},
         "tokenizer": {"vocab_size": 500},
@@ -215,6 +215,22 @@ def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) ->
     speed = device_speed.measure_core(make_recipe(sections, "test"))
     assert speed.seconds_per_token > 0
     assert speed.seconds_per_step >= 0
+
+
+def test_on_a_busy_machine_the_speed_of_a_core_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small step takes longer than the large one."""
+    clock = [0.0]
+
+    def fake_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], None]:
+        def step() -> None:
+            clock[0] += 1000 / tokens
+
+        return step
+
+    monkeypatch.setattr(device_speed, "_random_step", fake_step)
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
+    speed = device_speed.measure_core(recipe_of("tiny", 8_000, 1000))
+    assert speed == pytest.approx((0.5 / 2_000, 0.0))
 
 
 @pytest.mark.parametrize("tokens", [24_576, 400_000])
