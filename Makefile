@@ -1,4 +1,5 @@
-# make install | demo | test | test-long | test-data | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
+# make install | demo | test | test-browser | test-long | test-data | check: each makes what it needs first, on a bare
+# machine with Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
@@ -8,7 +9,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test test-long test-data faults fuzz lock audit mutants check format
+.PHONY: install demo test test-browser test-long test-data faults fuzz lock audit mutants check format
 
 install: .venv/installed
 
@@ -25,7 +26,11 @@ demo: install
 # One worker more than cores, since some tests wait; files in order, since the long ones come first.
 # With a GPU, the tests of its kernels run as well; all others compute on the CPU (tests/conftest.py).
 test: install
-	$(PYTEST) tests --ignore tests/data --ignore tests/long
+	$(PYTEST) tests --ignore tests/browser --ignore tests/data --ignore tests/long
+
+# The page and the models in HTML files, in Chromium and, where it is installed, Firefox.
+test-browser: install
+	$(PYTEST) tests/browser
 
 # Models of every kind are trained until they solve a task; every choice of every recipe key is tried.
 test-long: install

@@ -23,7 +23,7 @@ PACKAGES = ("nn", "decoding", "training", "data", "metrics", "inference", "serve
 EXCLUDED = {
     "nn/triton_kernels.py": "run on a GPU only: regard selftest --device cuda",
     "decoding/fused_top_k.py": "runs on a GPU only: regard selftest --device cuda",
-    "training/distributed.py": "needs several processes: tests/cli/test_distributed.py",
+    "training/distributed.py": "needs several processes: tests/long/test_distributed.py",
 }
 """files without mutants, and what tests them instead"""
 
