@@ -61,7 +61,7 @@ class SubwordSampler(ABC):
 
 
 class BpeDropout(SubwordSampler):
-    """BPE-dropout (BPE dropout): characters are merged, best pair first; each is skipped with probability alpha."""
+    """BPE dropout (BPE-dropout): characters are merged, best pair first; each is skipped with probability alpha."""
 
     def __call__(self, word: str, rng: Random) -> WordIds:
         parts, after = list(word), list(range(1, len(word) + 1))

@@ -1,4 +1,4 @@
-"""Linear maps and embeddings with packed weights, one class per number format, and the calibration of int8.
+"""Quantization: linear maps and embeddings with packed weights, one class per number format; calibration of int8.
 
 - On a CPU all of them read and return float32. On a GPU they return what they compute in, so that the next one reads it
   without conversion. Sums and norms are computed in float32 everywhere.

@@ -23,7 +23,8 @@ from regard.nn.sparse_attention import PATTERNS
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    The W_i of all heads are side by side in one matrix. d_k and d_v are free and may differ.
+    The W_i of all heads are side by side in one matrix. d_k and d_v are free and may differ. The site is where a module
+    is used: ``encoder`` or ``decoder`` for self-attention, or ``cross_attention``.
     """
 
     def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:

@@ -343,7 +343,7 @@ BUCKET_BYTES = 8 * 2**20
 
 
 class FlatGradients:
-    """The gradients of all parameters in one buffer, which the processes average during the backward pass.
+    """The gradients of all parameters in one buffer, which the processes average (all-reduce) in the backward pass.
 
     ``grad`` of each parameter is a view of the buffer, and the backward pass adds to it in place. The buffer is divided
     into buckets, in the order of the parameters. As soon as the last backward pass of a step has completed a bucket and

@@ -3,7 +3,7 @@
 The batch stays the same: its rows, the tokens its loss is averaged over, and its place in the epoch. Only the order of
 summation and the random draws of dropout change, so the weights differ from those of the unsplit batch by rounding and
 by dropout, not in what they are trained on. The number of micro-batches is saved in every checkpoint; a resumed run
-uses the same one.
+uses the same one. If memory runs out during training, ``Trainer`` doubles it and continues.
 """
 
 from __future__ import annotations

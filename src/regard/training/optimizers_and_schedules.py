@@ -1,4 +1,4 @@
-"""Optimizers, and schedules of the learning rate: learning rate schedule, warmup (section 5.3 of the paper)."""
+"""Optimizers, and the learning rate schedule with its warmup (section 5.3 of the paper)."""
 
 import math
 from collections.abc import Callable, Iterable

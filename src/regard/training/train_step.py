@@ -70,7 +70,7 @@ class TrainStep:
         return total * scalars.grad_scale
 
     def update(self, scalars: StepScalars) -> None:
-        """Clip the gradients, update the weights and their moving average, and set the gradients to zero."""
+        """Gradient clipping, the update of the weights and their moving average; the gradients become zero."""
         set_learning_rate(self.optimizer, scalars.learning_rate)
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
@@ -88,7 +88,7 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def accumulate(self, batch: Batch, grad_scale: float | Tensor, last: bool) -> Tensor:
-        """Add the gradients of a micro-batch to those before it; returns its summed loss."""
+        """Gradient accumulation: add the gradients of a micro-batch to those before it; returns its summed loss."""
         with self._gradient_sync(last):
             loss = self.compute_loss(self.loss_fn, batch.to(self.device))
             torch.autograd.backward(loss * grad_scale)

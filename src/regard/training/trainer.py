@@ -414,7 +414,7 @@ class Trainer:
         earlier = self.state.out_of_memory
         release_memory(self.train_step)
         self.disable_cuda_graph()
-        if self.train_step.updating:  # the weights belong to no step
+        if self.train_step.updating:  # the weights are inconsistent
             self.load()
             self.train_step.updating = False
         self.state.micro_batches, self.state.out_of_memory = parts, [*earlier, failed]
