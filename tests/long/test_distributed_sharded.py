@@ -18,7 +18,7 @@ from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import gather_tensors, gathered, local_part, shard, shard_like
 from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, inside
-from tests.cli.test_distributed_packed import (
+from tests.long.test_distributed_packed import (
     STEPS,
     assert_same_files,
     assert_same_training,

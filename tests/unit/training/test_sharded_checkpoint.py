@@ -35,7 +35,7 @@ from regard.training.checkpoint import (
 from regard.training.distributed import is_connection_lost, process_group
 from regard.training.sharded_checkpoint import PartWriter
 from regard.training.sharding import local_part, shard
-from tests.cli.test_distributed_packed import in_processes, process_pool
+from tests.long.test_distributed_packed import in_processes, process_pool
 
 SHAPE = (7, 5)
 """of the weight: its rows cannot be divided evenly"""
