@@ -40,12 +40,16 @@ class Setting(NamedTuple):
     vocab_size: int = 4_000
     cpu_cost: float = 0.0
     """time per token on a CPU relative to the preset tiny"""
+    training: dict[str, Any] = {}
+    """further keys of the section"""
 
 
 WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 DEEP = {"preset": "base", "d_ff": 1024}
 SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 SMALL, TINY = {"preset": "small"}, {"preset": "tiny"}
+
+MUON = {"optimizer": "muon"}
 
 SETTINGS = {
     "wide-r2": Setting(WIDE, 0.3, 2.0, 0.001, 4_096),
@@ -65,6 +69,24 @@ SETTINGS = {
     "small-4k": Setting(SMALL, 0.1, 0.0, 0.002, 4_096, cpu_cost=3.2),
     "wide-4k": Setting(WIDE, 0.1, 0.0, 0.001, 4_096, cpu_cost=4.8),
     "shallow-1k": Setting(SHALLOW, 0.1, 0.0, 0.001, 1_024, cpu_cost=1.8),
+    "wide-r2-muon2": Setting(WIDE, 0.3, 2.0, 0.002, 4_096, training=MUON),
+    "wide-r2-muon4": Setting(WIDE, 0.3, 2.0, 0.004, 4_096, training=MUON),
+    "wide-r2-muon2-d4": Setting(WIDE, 0.4, 2.0, 0.002, 4_096, training=MUON),
+    "wide-r2-muon2-s": Setting(
+        WIDE, 0.3, 2.0, 0.002, 4_096, training={**MUON, "subword_sampling": 0.3}
+    ),
+    "wide-r2-muon2-wd": Setting(
+        WIDE, 0.3, 2.0, 0.002, 4_096, training={**MUON, "weight_decay": 0.1}
+    ),
+    "wide-d3-muon2": Setting(WIDE, 0.3, 0.0, 0.002, 4_096, training=MUON),
+    "wide-d1-muon2": Setting(WIDE, 0.1, 0.0, 0.002, 4_096, training=MUON),
+    "wide-d1-muon4": Setting(WIDE, 0.1, 0.0, 0.004, 4_096, training=MUON),
+    "tiny-muon6": Setting(TINY, 0.1, 0.0, 0.006, 2_048, cpu_cost=1.05, training=MUON),
+    "tiny-muon10": Setting(TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.05, training=MUON),
+    "shallow-muon4": Setting(SHALLOW, 0.1, 0.0, 0.004, 2_048, cpu_cost=2.0, training=MUON),
+    "shallow-muon8": Setting(SHALLOW, 0.1, 0.0, 0.008, 2_048, cpu_cost=2.0, training=MUON),
+    "shallow-muon8-4k": Setting(SHALLOW, 0.1, 0.0, 0.008, 4_096, cpu_cost=1.8, training=MUON),
+    "wide-muon4-4k": Setting(WIDE, 0.1, 0.0, 0.004, 4_096, cpu_cost=5.5, training=MUON),
 }
 CPU_TOKENS_PER_SECOND = 8_500
 """of the preset tiny on two AMD cores"""
@@ -108,16 +130,24 @@ def on_cpu(corpus: str, minutes: float, settings: Sequence[str]) -> list[Experim
 EXPERIMENTS = [
     *on_gpu("l10n-30k", 40, ["wide-r2", "wide-d3", "wide-d1", "small-r5", "small-d1", "deep-r2"]),
     *on_gpu("en-ibo", 40, ["wide-r2", "wide-r5", "wide-d3", "small-r5"]),
-    *on_gpu("multi30k", 40, ["wide-r2", "wide-d3", "small-r5"]),
+    *on_gpu("multi30k", 40, ["wide-r2", "wide-d3"]),
     *on_cpu("tatoeba-ende", 60, ["tiny", "shallow", "small", "wide"]),
     *on_cpu("multi30k", 60, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
     *on_cpu("en-ibo", 60, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
-    *on_cpu("l10n-30k", 60, ["shallow", "small", "wide"]),
-    *on_cpu("tatoeba-ende", 60, ["small-4k", "shallow-4k", "wide-4k", "shallow-1k", "tiny-4k"]),
-    *on_cpu("en-ibo", 60, ["shallow-4k", "wide-4k"]),
-    *on_cpu("multi30k", 15, ["shallow-4k", "shallow-1k", "tiny"]),
-    *on_gpu("en-ibo", 12, ["wide-r2", "wide-d3"]),
-    *on_gpu("multi30k", 12, ["wide-r2", "wide-d3", "wide-d1"]),
+    *on_cpu("tatoeba-ende", 60, ["small-4k", "shallow-4k", "wide-4k", "tiny-4k"]),
+    *on_cpu("en-ibo", 60, ["shallow-4k"]),
+    *on_cpu("multi30k", 15, ["shallow-4k"]),
+    *on_cpu("tatoeba-ende", 60, ["shallow-muon4", "shallow-muon8-4k", "tiny-muon6"]),
+    *on_gpu("tatoeba-ende", 40, ["wide-d1", "wide-d1-muon2", "wide-d1-muon4"]),
+    *on_gpu("en-ibo", 30, ["wide-r2", "wide-r2-muon2", "wide-r2-muon4", "wide-r2-muon2-d4"]),
+    *on_gpu("en-ibo", 30, ["wide-r2-muon2-s", "wide-r2-muon2-wd"]),
+    *on_gpu("multi30k", 30, ["wide-r2", "wide-r2-muon2", "wide-d3-muon2"]),
+    *on_gpu("l10n-30k", 30, ["wide-d1", "wide-d1-muon4", "wide-d3-muon2"]),
+    *on_cpu("en-ibo", 60, ["tiny-muon6", "shallow-muon4", "shallow-muon8-4k", "wide-muon4-4k"]),
+    *on_cpu("multi30k", 14, ["tiny", "tiny-muon6", "tiny-muon10", "shallow-muon4"]),
+    *on_cpu("multi30k", 14, ["shallow-muon8", "shallow-muon8-4k", "wide-muon4-4k"]),
+    *on_cpu("l10n-30k", 14, ["tiny", "tiny-muon6", "tiny-muon10", "shallow-muon8"]),
+    *on_cpu("l10n-30k", 14, ["shallow-muon8-4k", "wide-muon4-4k"]),
 ]
 
 
@@ -140,6 +170,7 @@ def recipe(experiment: Experiment, steps: int, folder: Path) -> dict[str, Any]:
         "validate_every": steps // 10,
         "checkpoint_every": steps // 10,
         "validate_sentences": 300,
+        **setting.training,
     }
     return values
 
@@ -186,12 +217,12 @@ def measure_speed(name: str, folder: Path) -> float:
     return max(one.tokens / one.seconds for one in times)
 
 
-def measure_speeds(folder: Path) -> dict[str, float]:
-    """The speed of every setting, each in a process of its own, so that they compile at the same time."""
+def measure_speeds(names: Sequence[str], folder: Path) -> dict[str, float]:
+    """The speed of some settings, each in a process of its own, so that they compile at the same time."""
     command = [sys.executable, __file__, "--folder", str(folder), "--speed"]
     processes = {
         name: subprocess.Popen([*command, name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        for name in SETTINGS
+        for name in names
     }
     outputs = {name: process.communicate()[0] for name, process in processes.items()}
     return {name: json.loads(text.split(b"\n")[-2]) for name, text in outputs.items() if text}
@@ -199,7 +230,7 @@ def measure_speeds(folder: Path) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--speeds", action="store_true", help="measure the settings and end")
+    parser.add_argument("--speeds", action="store_true", help="measure their speeds and end")
     parser.add_argument("--speed", choices=SETTINGS, help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="experiments whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
@@ -212,17 +243,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.speed:
         print(json.dumps(round(measure_speed(given.speed, folder))))
         return
+    results = json.loads(given.out.read_text()) if given.out.exists() else []
+    done = {one["name"] for one in results if "error" not in one}
+    waiting = [one for one in EXPERIMENTS if given.only in one.name and one.name not in done]
     if given.speeds:
         write_data("en-ibo", folder)
-        speeds = measure_speeds(folder)
+        names = dict.fromkeys(one.setting for one in waiting if not one.cpu_minutes)
+        speeds = measure_speeds([*names], folder)
         (folder / "speeds.json").write_text(json.dumps(speeds, indent=1) + "\n")
         print(json.dumps(speeds, indent=1))
         return
     if (folder / "speeds.json").exists():
         speeds = json.loads((folder / "speeds.json").read_text())
-    results = json.loads(given.out.read_text()) if given.out.exists() else []
-    done = {one["name"] for one in results if "error" not in one}
-    waiting = [one for one in EXPERIMENTS if given.only in one.name and one.name not in done]
     if given.list:
         print(*(f"{one.name}: {one.steps(speeds):,} steps" for one in waiting), sep="\n")
         return

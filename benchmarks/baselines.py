@@ -307,7 +307,7 @@ class RecipeTrainer:
         model, training = self.recipe.model, self.recipe.training
         network = ARCHITECTURES[model.architecture](model, VOCAB_SIZE, VOCAB_SIZE).to(device)
         self.loss = Seq2SeqLoss(network, training).train()
-        self.optimizer = OPTIMIZERS[training.optimizer](network.parameters(), training)
+        self.optimizer = OPTIMIZERS[training.optimizer](network, training)
 
     def step(self, given: RandomBatch) -> None:
         with autocast(self.recipe.training.precision, self.device):

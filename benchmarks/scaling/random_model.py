@@ -40,7 +40,7 @@ class RandomModel(NamedTuple):
         loss_fn.to_empty(device=device)
         for parameter in loss_fn.parameters():
             torch.nn.init.normal_(local_part(parameter.detach()), std=0.02)
-        optimizer = OPTIMIZERS[recipe.training.optimizer](loss_fn.parameters(), recipe.training)
+        optimizer = OPTIMIZERS[recipe.training.optimizer](loss_fn, recipe.training)
         return cls(loss_fn, optimizer, TrainStep(loss_fn, optimizer, recipe.training, device))
 
     def train(self, ids: Tensor, scalars: StepScalars) -> Tensor:

@@ -94,7 +94,7 @@ def packed_losses(rank: int) -> tuple[list[float], list[torch.Tensor]]:
         size = share_size(plan, source, target, group.size)
         loss_fn = loss_fn_of(recipe)
         parameters = backward_order(loss_fn.network)
-        optimizer = OPTIMIZERS["adam"](parameters, recipe.training)
+        optimizer = OPTIMIZERS["adam"](loss_fn.network, recipe.training)
         gradients = FlatGradients(parameters, group) if group.size > 1 else None
         assert gradients is None or len(gradients.buckets) > 10
         step = TrainStep(loss_fn, optimizer, recipe.training, group.device, gradients)

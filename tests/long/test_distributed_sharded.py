@@ -60,7 +60,7 @@ def held_bytes(rank: int) -> tuple[float, float, bool]:
         with gathered(loss_fn):
             now = dict(loss_fn.named_parameters())
             same = same and all(now[name].equal(before[name]) for name in before)
-        optimizer = OPTIMIZERS["adam"](list(parameters.values()), recipe.training)
+        optimizer = OPTIMIZERS["adam"](loss_fn, recipe.training)
         step = TrainStep(loss_fn, optimizer, recipe.training, group.device)
         step([collate(dataset, rows, group.rank, group.size)], StepScalars(group.size / 24, 1e-3))
         total = sum(one.numel() for one in before.values())

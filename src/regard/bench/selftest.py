@@ -349,7 +349,7 @@ def recorded_steps(device: torch.device) -> str:
     for recorded in (False, True):
         recipe = small_recipe()
         loss_fn = loss_fn_of(recipe, device)
-        optimizer = OPTIMIZERS["adam"](loss_fn.parameters(), recipe.training)
+        optimizer = OPTIMIZERS["adam"](loss_fn, recipe.training)
         step: Any = TrainStep(loss_fn, optimizer, recipe.training, device)
         step = CUDAGraphStep(step, loss_fn.network) if recorded else step
         curves.append(

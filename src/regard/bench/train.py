@@ -254,7 +254,7 @@ def _train_step(setting: TrainSetting) -> TrainStep:
     recipe = setting.recipe
     network = ARCHITECTURES["transformer"](recipe.model, setting.vocab_size, setting.vocab_size)
     loss_fn = Seq2SeqLoss(network.to(setting.device), recipe.training)
-    optimizer = OPTIMIZERS[recipe.training.optimizer](network.parameters(), recipe.training)
+    optimizer = OPTIMIZERS[recipe.training.optimizer](network, recipe.training)
     return TrainStep(loss_fn, optimizer, recipe.training, setting.device)
 
 

@@ -59,9 +59,14 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
     Weights and sums stay in float32.
     """
-    if (default_precision(device) if precision == "auto" else precision) == "bf16":
+    if is_bf16(precision, device):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def is_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether matrix products run in bfloat16."""
+    return (default_precision(device) if precision == "auto" else precision) == "bf16"
 
 
 def default_precision(device: torch.device) -> Precision:

@@ -104,7 +104,7 @@ def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], o
     if recipe.training.batching == "packed" and has_cpu_kernels():
         attach_cpu_kernels(loss_fn)
         batch = pack_equal(ids)
-    optimizer = OPTIMIZERS["adam"](network.parameters(), recipe.training)
+    optimizer = OPTIMIZERS[recipe.training.optimizer](network, recipe.training)
     train_step = TrainStep(loss_fn, optimizer, recipe.training, torch.device("cpu"))
 
     def step() -> None:

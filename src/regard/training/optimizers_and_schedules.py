@@ -1,28 +1,41 @@
 """Optimizers, and the learning rate schedule with its warmup (section 5.3 of the paper)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn, optim
 
 from regard import recipe
+from regard.inference.precision import is_bf16
 from regard.recipe import Registry
+from regard.training.muon import Muon
 
-OptimizerBuilder = Callable[[Iterable[nn.Parameter], recipe.TrainingConfig], optim.Optimizer]
+OptimizerBuilder = Callable[[nn.Module, recipe.TrainingConfig], optim.Optimizer]
+"""An optimizer for all weights of a network that are not frozen."""
 OPTIMIZERS: Registry[OptimizerBuilder] = Registry("training.optimizer")
 
 
+def trained_parameters(network: nn.Module) -> list[nn.Parameter]:
+    """The weights that are not frozen."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
 def _adam(
-    kind: type[optim.Adam], parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
+    kind: type[optim.Adam], network: nn.Module, training: recipe.TrainingConfig
 ) -> optim.Optimizer:
-    parameters = list(parameters)
-    gpu = parameters[0].is_cuda
+    return _adam_for(kind, trained_parameters(network), training)
+
+
+def _adam_for(
+    kind: type[optim.Adam], parameters: list[nn.Parameter], training: recipe.TrainingConfig
+) -> optim.Optimizer:
+    gpu = any(parameter.is_cuda for parameter in parameters)
     # fused: one kernel for all weights, with the same results. On a GPU the learning rate is a tensor on the device,
     # so that a CUDA graph reads its current value.
     return kind(
-        parameters,
+        [{"params": parameters}],
         lr=torch.tensor(training.learning_rate, device=parameters[0].device)
         if gpu
         else training.learning_rate,
@@ -34,22 +47,42 @@ def _adam(
     )
 
 
-def _sgd(
-    momentum: float, parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
-) -> optim.Optimizer:
+def _muon(network: nn.Module, training: recipe.TrainingConfig) -> optim.Optimizer:
+    parameters = trained_parameters(network)
+    in_layers = set(layer_matrices(network))
+    matrices = [parameter for parameter in parameters if parameter in in_layers]
+    others = [parameter for parameter in parameters if parameter not in in_layers]
+    bf16 = is_bf16(training.precision, parameters[0].device)
+    return Muon(
+        matrices,
+        _adam_for(optim.AdamW, others, training),
+        training.weight_decay,
+        torch.bfloat16 if bf16 else torch.float32,
+    )
+
+
+def layer_matrices(network: nn.Module) -> list[Tensor]:
+    """The weight matrices of the encoder and decoder layers; not the embeddings and the output projection."""
+    return [
+        linear.weight
+        for stack in network.modules()
+        if isinstance(stack, nn.ModuleList)
+        for linear in stack.modules()
+        if isinstance(linear, nn.Linear)
+    ]
+
+
+def _sgd(momentum: float, network: nn.Module, training: recipe.TrainingConfig) -> optim.Optimizer:
+    parameters = trained_parameters(network)
     return optim.SGD(parameters, momentum=momentum, weight_decay=training.weight_decay)
 
 
-def _adagrad(
-    parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
-) -> optim.Optimizer:
-    return optim.Adagrad(parameters, weight_decay=training.weight_decay)
+def _adagrad(network: nn.Module, training: recipe.TrainingConfig) -> optim.Optimizer:
+    return optim.Adagrad(trained_parameters(network), weight_decay=training.weight_decay)
 
 
-def _rmsprop(
-    parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
-) -> optim.Optimizer:
-    return optim.RMSprop(parameters, weight_decay=training.weight_decay)
+def _rmsprop(network: nn.Module, training: recipe.TrainingConfig) -> optim.Optimizer:
+    return optim.RMSprop(trained_parameters(network), weight_decay=training.weight_decay)
 
 
 _ADAM_OPTIONS = ("training.betas", "training.epsilon")
@@ -60,6 +93,12 @@ OPTIMIZERS.register(
 OPTIMIZERS.register(
     "adamw", summary="Adam with decoupled weight decay", options=_ADAM_OPTIONS, packed_batches=True
 )(partial(_adam, optim.AdamW))
+OPTIMIZERS.register(
+    "muon",
+    summary="Muon for the weight matrices of the layers, AdamW for all other weights",
+    options=_ADAM_OPTIONS,
+    packed_batches=True,
+)(_muon)
 OPTIMIZERS.register("sgd", summary="stochastic gradient descent")(partial(_sgd, 0.0))
 OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9")(partial(_sgd, 0.9))
 OPTIMIZERS.register("adagrad", summary="AdaGrad")(_adagrad)

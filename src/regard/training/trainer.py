@@ -129,9 +129,7 @@ class Trainer:
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
-        self.optimizer = OPTIMIZERS[self.training.optimizer](
-            (one for one in self.network.parameters() if one.requires_grad), self.training
-        )
+        self.optimizer = OPTIMIZERS[self.training.optimizer](self.network, self.training)
         self.state = TrainingState()
         self.selection: Selection | None = None
         """the weights in the run's model.safetensors; None if there are none yet"""

@@ -93,7 +93,7 @@ def test_an_optimizer_resumes_as_if_never_stopped(
     def make() -> tuple[nn.Linear, Any, dict[Tensor, str]]:
         model = nn.Linear(4, 3)
         named: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
-        return model, OPTIMIZERS[name](model.parameters(), training), named
+        return model, OPTIMIZERS[name](model, training), named
 
     def step(model: nn.Linear, optimizer: Any) -> None:
         optimizer.zero_grad()

@@ -210,7 +210,7 @@ def test_bf16_steps_learn_like_fp32_steps() -> None:
         loss_fn = loss_fn_of(recipe)
         attach_cpu_kernels(loss_fn)
         assert all(one.kernel is not None for one in loss_fn.modules() if isinstance(one, Dropout))
-        optimizer = OPTIMIZERS["adam"](loss_fn.parameters(), training)
+        optimizer = OPTIMIZERS["adam"](loss_fn, training)
         step = TrainStep(loss_fn, optimizer, training, torch.device("cpu"))
         parts = pack_evenly(dataset, np.arange(40), 4096)
         for number in range(30):

@@ -24,7 +24,7 @@ CURVES = np.array([1.0, 4.0, 0.3])
 
 def by_torch(name: str, training: TrainingConfig) -> list[Array]:
     x = nn.Parameter(torch.tensor(INITIAL))
-    optimizer = OPTIMIZERS[name]([x], training)
+    optimizer = OPTIMIZERS[name](nn.ParameterList([x]), training)
     found = []
     for _ in range(STEPS):
         for group in optimizer.param_groups:
@@ -98,7 +98,7 @@ def test_optimizer_follows_its_rule(
 
 def test_adam_reads_betas_and_epsilon_of_the_recipe(small_recipe: SmallRecipe) -> None:
     training = small_recipe(training={"betas": [0.8, 0.95], "epsilon": 1e-6}).training
-    built = OPTIMIZERS["adam"]([nn.Parameter(torch.zeros(1))], training)
+    built = OPTIMIZERS["adam"](nn.ParameterList([torch.zeros(1)]), training)
     assert built.defaults["betas"] == (0.8, 0.95)
     assert built.defaults["eps"] == 1e-6
 
@@ -107,7 +107,9 @@ def test_sgd_fits_a_line_as_computed_by_hand(small_recipe: SmallRecipe) -> None:
     x = torch.arange(5, dtype=torch.float64)
     y = 2 * x + 1
     w, b = (nn.Parameter(torch.zeros((), dtype=torch.float64)) for _ in range(2))
-    optimizer: optim.Optimizer = OPTIMIZERS["sgd"]([w, b], small_recipe().training)
+    optimizer: optim.Optimizer = OPTIMIZERS["sgd"](
+        nn.ParameterList([w, b]), small_recipe().training
+    )
     optimizer.param_groups[0]["lr"] = 0.01
     printed = []
     for step in range(81):

@@ -184,7 +184,7 @@ def test_packed_and_padded_training_have_the_same_loss_curve() -> None:
     curves = []
     for packed in (True, False):
         loss_fn = loss_fn_of(recipe).double()
-        optimizer = OPTIMIZERS["adam"](loss_fn.parameters(), recipe.training)
+        optimizer = OPTIMIZERS["adam"](loss_fn, recipe.training)
         train_step = TrainStep(loss_fn, optimizer, recipe.training, torch.device("cpu"))
         curve = []
         for epoch in range(35):
@@ -269,7 +269,7 @@ def test_distributed_cuda_graph_steps_equal_eager_steps(tmp_path: Path) -> None:
         for cuda_graph in (False, True):
             loss_fn = loss_fn_of(recipe).to(device)
             parameters = list(loss_fn.parameters())
-            optimizer = OPTIMIZERS["adam"](parameters, recipe.training)
+            optimizer = OPTIMIZERS["adam"](loss_fn, recipe.training)
             gradients = FlatGradients(parameters, ProcessGroup(0, 1, device))
             train_step: Any = TrainStep(loss_fn, optimizer, recipe.training, device, gradients)
             if cuda_graph:

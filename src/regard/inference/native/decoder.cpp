@@ -31,6 +31,8 @@
 #include <thread>
 #include <vector>
 
+#include "threads.h"
+
 using namespace regard;
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -165,73 +167,6 @@ struct Buffer {  // it grows, and loses its content when it does
     }
     return data;
   }
-};
-
-// Threads that share one matrix product. Each takes the next part of it, so the thread that calls never waits for one
-// that does not run, only for parts in work. The helpers wait actively, as the next product is never far.
-class Team {
- public:
-  explicit Team(int size) : size_(size) {}
-  ~Team() {
-    stop_ = true;
-    for (auto& thread : threads_) thread.join();
-  }
-  int size() const { return size_; }
-
-  // Call task(part) for each part, in this thread and the helpers.
-  template <class Task>
-  void run(int parts, const Task& task) {
-    while ((int)threads_.size() < size_ - 1) threads_.emplace_back([this] { help(); });
-    context_ = &task;
-    call_ = [](const void* context, int part) { (*(const Task*)context)(part); };
-    done_.store(0, std::memory_order_relaxed);
-    const uint64_t first = ++generation_ << 32;
-    parts_.store(parts, std::memory_order_relaxed);
-    next_.store(first, std::memory_order_release);
-    work(first);
-    for (int spins = 0; done_.load(std::memory_order_acquire) < parts; ++spins) wait(spins);
-  }
-
- private:
-  static void wait(int spins) {
-    if (spins < 2000)
-      __builtin_ia32_pause();
-    else
-      std::this_thread::yield();
-  }
-  // Take parts of this generation until none is left.
-  void work(uint64_t generation) {
-    uint64_t next = next_.load(std::memory_order_acquire);
-    while (next >> 32 == generation >> 32 && (int)(uint32_t)next < parts_.load(std::memory_order_relaxed)) {
-      if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-      call_(context_, (int)(uint32_t)next);  // valid, because the generation ends only when this part is done
-      done_.fetch_add(1, std::memory_order_acq_rel);
-      next = next_.load(std::memory_order_acquire);
-    }
-  }
-  void help() {
-    uint64_t seen = 0;
-    for (int spins = 0; !stop_; ++spins) {
-      const uint64_t next = next_.load(std::memory_order_acquire);
-      if (next >> 32 == seen) {
-        wait(spins);
-        continue;
-      }
-      seen = next >> 32;
-      work(next);
-      spins = 0;
-    }
-  }
-
-  const int size_;
-  std::vector<std::thread> threads_;
-  uint64_t generation_ = 0;
-  const void* context_ = nullptr;
-  void (*call_)(const void*, int) = nullptr;
-  std::atomic<int> parts_{0};
-  std::atomic<bool> stop_{false};
-  alignas(64) std::atomic<uint64_t> next_{0};
-  alignas(64) std::atomic<int> done_{0};
 };
 
 // ---------------------------------------------------------------------------------------------

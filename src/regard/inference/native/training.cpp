@@ -529,10 +529,14 @@ extern const TrainingKernels NAME(REGARD_SET) = {dropout, scratch, attend, atten
 
 #ifndef REGARD_SET
 
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
-#include <thread>
+#include <mutex>
 #include <vector>
+
+#include "threads.h"
 
 using namespace regard;
 
@@ -549,20 +553,32 @@ const TrainingKernels& kernels() {
   return best;
 }
 
+// The threads of this process. They are never joined: a process that was forked has none, and makes its own.
+Team& team(int size) {
+  static Team* team = nullptr;
+  static pid_t owner = 0;
+  if (!team || owner != getpid() || team->size() != size) {
+    if (team && owner == getpid()) delete team;
+    team = new Team(size);
+    owner = getpid();
+  }
+  return *team;
+}
+
+std::mutex busy;  // held by the thread of the program that uses the team
+
 // Calls function(begin, end) for parts of 0 … count, each a multiple of step, in up to this many threads.
 template <class Function>
 void in_parallel(int64_t count, int64_t step, int threads, const Function& function) {
   int64_t steps = (count + step - 1) / step;
   int64_t used = steps < threads ? steps : threads;
-  if (used <= 1) {
+  std::unique_lock<std::mutex> lock(busy, std::defer_lock);
+  if (used <= 1 || !lock.try_lock()) {  // another thread of the program has the team
     if (count) function(0, count);
     return;
   }
-  std::vector<std::thread> others;
   auto bound = [&](int64_t part) { return part == used ? count : steps * part / used * step; };
-  for (int64_t part = 1; part < used; part++) others.emplace_back([&, part] { function(bound(part), bound(part + 1)); });
-  function(0, bound(1));
-  for (auto& other : others) other.join();
+  team(threads).run((int)used, [&](int part) { function(bound(part), bound(part + 1)); });
 }
 
 struct FreeMemory {
@@ -609,7 +625,7 @@ void for_groups(const AttentionSpec& spec, int threads, const Function& function
 
 EXPORT void regard_dropout(const void* x, void* y, int64_t count, int32_t bfloat16, uint32_t seed, float p,
                            int32_t threads) {
-  in_parallel(count, 1 << 16, threads, [&](int64_t begin, int64_t end) {
+  in_parallel(count, 1 << 17, threads, [&](int64_t begin, int64_t end) {
     kernels().dropout(x, y, begin, end, bfloat16, seed, p);
   });
 }
