@@ -306,7 +306,8 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
         ),
         (
             {"training": {"optimizer": "sgd", "betas": (0.8, 0.9)}},
-            "has no effect; it only applies to training.optimizer: adam or training.optimizer: adamw",
+            "has no effect; "
+            "it only applies to training.optimizer: adam, training.optimizer: adamw or training.optimizer: muon",
         ),
         (
             {"model": {"attention": {"window_size": 3}}},

@@ -23,11 +23,12 @@ _FEED_FORWARD = ("model.d_ff", "model.activation", "model.activation_dropout")
 _AUTOREGRESSIVE = recipe.DecodingConfig.options_read_by("search", "sampling")
 _MASK_PREDICT = recipe.DecodingConfig.options_read_by("mask_predict")
 
-ARCHITECTURES.register("transformer", packed_batches=True, fast_inference=True, formats=FORMATS)(
-    Transformer
-)
+ARCHITECTURES.register(
+    "transformer", packed_batches=True, sharding=True, fast_inference=True, formats=FORMATS
+)(Transformer)
 ARCHITECTURES.register(
     "decoder_only",
+    sharding=True,
     ignores=[
         *("model.encoder_layers", "model.attention.encoder", "model.attention.cross_attention"),
         *("model.output_bias", "model.tie_embeddings", "decoding.coverage_penalty"),

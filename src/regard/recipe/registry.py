@@ -65,6 +65,8 @@ class Choice(Generic[T]):
     """attention patterns only: encoder, decoder, cross_attention"""
     packed_batches: bool = False
     """works with ``training.batching: packed``"""
+    sharding: bool = False
+    """architectures and optimizers only: works with ``training.sharding: full_shard``"""
     fast_inference: bool = False
     """works with the packed weights of the inference engine (fp32, bf16 and int8)"""
     formats: tuple[str, ...] = ()
@@ -87,6 +89,7 @@ class Registry(Mapping[str, T]):
         ignores: Collection[str] = (),
         sites: Collection[str] = (),
         packed_batches: bool = False,
+        sharding: bool = False,
         fast_inference: bool = False,
         formats: Collection[str] = (),
     ) -> Callable[[V], V]:
@@ -100,7 +103,7 @@ class Registry(Mapping[str, T]):
             line = summary or (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
             choice: Choice[Any] = Choice(
                 *(name, value, line, tuple(options), tuple(ignores)),
-                *(tuple(sites), packed_batches, fast_inference, tuple(formats)),
+                *(tuple(sites), packed_batches, sharding, fast_inference, tuple(formats)),
             )
             self.choices[name] = choice
             return value

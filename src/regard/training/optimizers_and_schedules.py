@@ -88,10 +88,18 @@ def _rmsprop(network: nn.Module, training: recipe.TrainingConfig) -> optim.Optim
 _ADAM_OPTIONS = ("training.betas", "training.epsilon")
 
 OPTIMIZERS.register(
-    "adam", summary="Adam with bias correction", options=_ADAM_OPTIONS, packed_batches=True
+    "adam",
+    summary="Adam with bias correction",
+    options=_ADAM_OPTIONS,
+    packed_batches=True,
+    sharding=True,
 )(partial(_adam, optim.Adam))
 OPTIMIZERS.register(
-    "adamw", summary="Adam with decoupled weight decay", options=_ADAM_OPTIONS, packed_batches=True
+    "adamw",
+    summary="Adam with decoupled weight decay",
+    options=_ADAM_OPTIONS,
+    packed_batches=True,
+    sharding=True,
 )(partial(_adam, optim.AdamW))
 OPTIMIZERS.register(
     "muon",
@@ -99,10 +107,12 @@ OPTIMIZERS.register(
     options=_ADAM_OPTIONS,
     packed_batches=True,
 )(_muon)
-OPTIMIZERS.register("sgd", summary="stochastic gradient descent")(partial(_sgd, 0.0))
-OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9")(partial(_sgd, 0.9))
-OPTIMIZERS.register("adagrad", summary="AdaGrad")(_adagrad)
-OPTIMIZERS.register("rmsprop", summary="RMSProp")(_rmsprop)
+OPTIMIZERS.register("sgd", summary="stochastic gradient descent", sharding=True)(
+    partial(_sgd, 0.0)
+)
+OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9", sharding=True)(partial(_sgd, 0.9))
+OPTIMIZERS.register("adagrad", summary="AdaGrad", sharding=True)(_adagrad)
+OPTIMIZERS.register("rmsprop", summary="RMSProp", sharding=True)(_rmsprop)
 
 
 def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Recipe
+from regard.recipe.registry import find_registry
 from regard.training.distributed import ProcessGroup
 from regard.training.micro_batches import available_memory
 
@@ -42,17 +43,24 @@ def shards(recipe: Recipe, network: nn.Module, group: ProcessGroup) -> bool:
     choice = recipe.training.sharding
     if group.size == 1 or choice == "no_shard":
         return False
-    supported = recipe.model.architecture in ("transformer", "decoder_only")
+    parts = {
+        "model.architecture": recipe.model.architecture,
+        "training.optimizer": recipe.training.optimizer,
+    }
+    unsupported = [
+        f"{key}: {name}"
+        for key, name in parts.items()
+        if not find_registry(key).choices[name].sharding
+    ]
     if choice == "full_shard":
-        if not supported:
+        if unsupported:
             raise RegardError(
-                f"training.sharding: full_shard does not support model.architecture: {recipe.model.architecture}; "
-                "use no_shard"
+                f"training.sharding: full_shard does not support {' and '.join(unsupported)}; use no_shard"
             )
         return True
     needed = STATE_BYTES * sum(parameter.numel() for parameter in network.parameters())
     memory = process_memory(group)
-    return group.max(supported and memory is not None and needed > AUTO_SHARE * memory) == 1
+    return group.max(not unsupported and memory is not None and needed > AUTO_SHARE * memory) == 1
 
 
 def process_memory(group: ProcessGroup) -> int | None:

@@ -90,14 +90,14 @@ def test_an_optimizer_resumes_as_if_never_stopped(
     training = small_recipe(training={"optimizer": name, "learning_rate": 0.1}).training
     x = torch.randn(8, 4)
 
-    def make() -> tuple[nn.Linear, Any, dict[Tensor, str]]:
-        model = nn.Linear(4, 3)
+    def make() -> tuple[nn.ModuleList, Any, dict[Tensor, str]]:
+        model = nn.ModuleList([nn.Linear(4, 3)])
         named: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
         return model, OPTIMIZERS[name](model, training), named
 
-    def step(model: nn.Linear, optimizer: Any) -> None:
+    def step(model: nn.ModuleList, optimizer: Any) -> None:
         optimizer.zero_grad()
-        model(x).square().sum().backward()
+        model[0](x).square().sum().backward()
         optimizer.step()
 
     model, optimizer, named = make()
