@@ -13,6 +13,7 @@ import pytest
 
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, load_checkpoint
+from regard.training.train_step import num_threads
 from tests.cli.commands import (
     Done,
     in_workers,
@@ -116,14 +117,20 @@ def test_two_halves_equal_one_uninterrupted_run(ema: str, folder: Path) -> None:
     assert_same_run(folder / f"halves-{ema}", folder / f"uninterrupted-{ema}")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_two_halves_of_packed_training_equal_one_run(precision: str, folder: Path) -> None:
-    """With native kernels, if this machine has them: the dropout masks follow from the step."""
+@pytest.mark.parametrize(("precision", "threads"), [("fp32", 1), ("bf16", 1), ("fp32", 3)])
+def test_two_halves_of_packed_training_equal_one_run(
+    precision: str, threads: int, folder: Path
+) -> None:
+    """With native kernels, if this machine has them: the dropout masks follow from the step.
+
+    With several threads, packed rows are computed at the same time.
+    """
     sets = ["--set", "training.batching=packed", "--set", f"training.precision={precision}"]
     sets += ["--set", "training.warmup=10", "--set", "training.validate_every=20"]
-    whole, halves = f"packed-{precision}", f"packed-halves-{precision}"
+    whole, halves = (f"packed-{part}-{precision}-{threads}" for part in ("whole", "halves"))
     for out, steps in ((whole, 40), (halves, 20), (halves, 40)):
-        done = inside(*arguments(out, steps=steps), *sets, cwd=folder)
+        with num_threads(threads):
+            done = inside(*arguments(out, steps=steps), *sets, cwd=folder)
         assert done.returncode == 0, done.stderr
     assert_same_run(folder / halves, folder / whole)
 

@@ -49,7 +49,13 @@ from regard.training.cpu_kernels import (
 from regard.training.cuda_graph import EAGER_STEPS, CUDAGraphStep
 from regard.training.device_speed import matmul_speed
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.train_step import StepScalars, TrainStep
+from regard.training.train_step import (
+    MIN_ROW_TOKENS,
+    StepScalars,
+    ThreadedTrainStep,
+    TrainStep,
+    parallel_rows,
+)
 
 Step = Callable[[], None]
 
@@ -237,10 +243,12 @@ def native(setting: TrainSetting) -> StepBenchmark:
     """Packed batches and native kernels, as in training on a CPU with ``batching: packed``."""
     size = packed_size(*setting.lengths, setting.tokens_per_batch)
     plan = plan_packed(*setting.lengths, size, 1, 0)
-    step = _train_step(setting)
+    step = _train_step(setting, ThreadedTrainStep)
     attach_cpu_kernels(cast(Seq2SeqLoss, step.loss_fn))
-    rows = (plan[:-1] or plan)[:BATCHES]
-    batches = [pack_evenly(setting.dataset, batch_rows, CPU_ROW_TOKENS) for batch_rows in rows]
+    batches = [
+        pack_evenly(setting.dataset, rows, CPU_ROW_TOKENS, parallel_rows(), MIN_ROW_TOKENS)
+        for rows in (plan[:-1] or plan)[:BATCHES]
+    ]
     return _benchmark("regard", step, batches)
 
 
@@ -250,12 +258,12 @@ def plain(setting: TrainSetting) -> StepBenchmark:
     return _benchmark("regard, plain", _train_step(setting), batches)
 
 
-def _train_step(setting: TrainSetting) -> TrainStep:
+def _train_step(setting: TrainSetting, kind: type[TrainStep] = TrainStep) -> TrainStep:
     recipe = setting.recipe
     network = ARCHITECTURES["transformer"](recipe.model, setting.vocab_size, setting.vocab_size)
     loss_fn = Seq2SeqLoss(network.to(setting.device), recipe.training)
     optimizer = OPTIMIZERS[recipe.training.optimizer](network, recipe.training)
-    return TrainStep(loss_fn, optimizer, recipe.training, setting.device)
+    return kind(loss_fn, optimizer, recipe.training, setting.device)
 
 
 def _benchmark(

@@ -455,18 +455,29 @@ def pack_equal(ids: Int[Tensor, "texts length"]) -> Batch:
     return Batch(row, row, row, _text_bounds(lengths, lengths, row.numel()) * 4)
 
 
-def pack_evenly(dataset: TokenDataset, rows: RowIndices, row_tokens: int) -> list[Batch]:
+def pack_evenly(
+    dataset: TokenDataset,
+    rows: RowIndices,
+    row_tokens: int,
+    parallel: int = 1,
+    min_row_tokens: int = 1,
+) -> list[Batch]:
     """Some rows in as few packed rows of up to about ``row_tokens`` tokens as possible, all of similar size.
 
     On a CPU: a long packed row does not fit into the cache, and a kernel is made for each size of row.
+
+    parallel: the number of packed rows is a multiple of this, unless they would have fewer than ``min_row_tokens``.
     """
     sides = dataset.source_lengths[rows] + 1, dataset.target_lengths[rows] + 1
-    parts = min(len(rows), -(-max(int(side.sum()) for side in sides) // max(1, row_tokens)))
+    tokens = max(int(side.sum()) for side in sides)
+    parts = -(-tokens // max(1, row_tokens))
+    parallel = max(1, min(parallel, tokens // min_row_tokens))
+    parts = min(len(rows), -(-parts // parallel) * parallel)
     owners, batches = row_owners(*sides, parts), []
     for part in range(parts):
         own = owners == part
-        tokens = [-(-int(side[own].sum()) // CPU_TILE) * CPU_TILE for side in sides]
-        batches.append(pack(dataset, rows[own], PackedSize(*tokens)))
+        size = [-(-int(side[own].sum()) // CPU_TILE) * CPU_TILE for side in sides]
+        batches.append(pack(dataset, rows[own], PackedSize(*size)))
     return batches
 
 

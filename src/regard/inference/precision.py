@@ -60,7 +60,8 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     Weights and sums stay in float32.
     """
     if is_bf16(precision, device):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        # Threads that compute at the same time must not share the converted weights (``ThreadedTrainStep``).
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=device.type != "cpu")
     return nullcontext()
 
 

@@ -3,6 +3,7 @@
 Dropout of whole tokens (word dropout) and the token masks of masked language models are here too.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,6 +13,19 @@ from torch import Tensor, nn
 from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
 
 DropoutKernel = Callable[[Tensor, float], Tensor]
+
+
+class ThreadRandom(threading.local):
+    """The random numbers of a thread, where several threads compute at the same time (``ThreadedTrainStep``).
+
+    Otherwise they would share torch's generator, and what each gets would depend on which one comes first.
+    """
+
+    generator: torch.Generator | None = None
+    """None: torch's generator"""
+
+
+thread_random = ThreadRandom()
 
 
 class Dropout(nn.Dropout):
@@ -92,6 +106,7 @@ def mask_tokens(
     one. Of these, 80% become MASK, 10% a random entry of the vocabulary, and 10% stay unchanged, so that the encoder
     must represent every token it reads.
     """
+    generator = generator or thread_random.generator
     device = torch.device("cpu") if generator is not None else source.device
     order, fate = torch.rand(2, *source.shape, generator=generator, device=device).to(source.device)
     random = torch.randint(
@@ -111,6 +126,7 @@ def random_token_mask(
     non_pad: Bool[Tensor, "B T"], generator: torch.Generator | None = None
 ) -> Bool[Tensor, "B T"]:
     """Which tokens to mask for mask-predict: between 1 and all tokens of each row, every number equally likely."""
+    generator = generator or thread_random.generator
     fraction = torch.rand(len(non_pad), device=non_pad.device, generator=generator)
     count = 1 + (fraction * non_pad.sum(1)).long()
     order = torch.rand(non_pad.shape, device=non_pad.device, generator=generator)
@@ -126,8 +142,8 @@ def drop_tokens(
     ids: Int[Tensor, "B S"], probability: float, special_tokens: int = len(SPECIAL_TOKENS)
 ) -> Int[Tensor, "B S"]:
     """Word dropout: each token becomes MASK with this probability. Ids below ``special_tokens`` stay."""
-    dropped = (torch.rand(ids.shape, device=ids.device) < probability) & (ids >= special_tokens)
-    return ids.masked_fill(dropped, MASK)
+    random = torch.rand(ids.shape, device=ids.device, generator=thread_random.generator)
+    return ids.masked_fill((random < probability) & (ids >= special_tokens), MASK)
 
 
 def kept_tokens(
@@ -137,6 +153,7 @@ def kept_tokens(
 
     The first half is the same batch without cutoff. Ids below ``special_tokens`` are kept.
     """
-    cut = (torch.rand(ids.shape, device=ids.device) < probability) & (ids >= special_tokens)
+    random = torch.rand(ids.shape, device=ids.device, generator=thread_random.generator)
+    cut = (random < probability) & (ids >= special_tokens)
     cut[: len(ids) // 2] = False
     return ~cut

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.data.special_tokens import PAD
 from regard.inference.native_library import native_library
 from regard.nn.attention import Attention, Spans, repeat_kv
-from regard.nn.dropout import Dropout
+from regard.nn.dropout import Dropout, thread_random
 from regard.nn.loss import TrainingLoss, chunk_loss
 from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
 
@@ -57,8 +57,8 @@ def _functions() -> ctypes.CDLL:
 
 
 def _random_seed() -> int:
-    """32 random bits from torch's generator, which is seeded for each step."""
-    return int(torch.randint(2**32, ()).item())
+    """32 random bits from the generator of this thread, or torch's; both are seeded for each step."""
+    return int(torch.randint(2**32, (), generator=thread_random.generator).item())
 
 
 # ---------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from regard.training.distributed import ProcessGroup, share_size
 from regard.training.micro_batches import split_rows
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.prepare_data import PreparedData
+from regard.training.train_step import MIN_ROW_TOKENS
 
 
 class DataCursor(NamedTuple):
@@ -65,6 +66,8 @@ class TrainingDataLoader:
     """whether a batch is one packed row of a fixed size, which a CUDA graph needs"""
     packs_on_cpu = False
     """whether batches are packed rows for the native kernels of a CPU"""
+    parallel_rows = 1
+    """packed rows that are computed at the same time on a CPU"""
     balances_tokens = False
     """whether the processes share a batch by its tokens; otherwise every process gets every n-th row of it"""
 
@@ -143,7 +146,8 @@ class TrainingDataLoader:
         if self.packs_on_gpu:
             return self._pack_for_gpu(dataset, rows)
         if self.packs_on_cpu:
-            return pack_evenly(dataset, rows, CPU_ROW_TOKENS // micro_batches)
+            row_tokens = CPU_ROW_TOKENS // micro_batches
+            return pack_evenly(dataset, rows, row_tokens, self.parallel_rows, MIN_ROW_TOKENS)
         if self.training.batching == "packed":
             lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
             plan = plan_sorted(*lengths, -(-tokens // (PACKED_CHUNKS * micro_batches)))

@@ -22,7 +22,7 @@ from regard.training.cpu_kernels import (
     has_cpu_kernels,
 )
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.train_step import StepScalars, TrainStep
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,17 @@ def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], o
         network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
         ids = torch.randint(10, vocab_size, (tokens // SENTENCE_TOKENS, SENTENCE_TOKENS))
     loss_fn = Seq2SeqLoss(network, recipe.training)
-    batch = Batch(ids, ids, ids)
+    optimizer = OPTIMIZERS[recipe.training.optimizer](network, recipe.training)
+    options = loss_fn, optimizer, recipe.training, torch.device("cpu")
+    batches, train_step = [Batch(ids, ids, ids)], TrainStep(*options)
     if recipe.training.batching == "packed" and has_cpu_kernels():
         attach_cpu_kernels(loss_fn)
-        batch = pack_equal(ids)
-    optimizer = OPTIMIZERS[recipe.training.optimizer](network, recipe.training)
-    train_step = TrainStep(loss_fn, optimizer, recipe.training, torch.device("cpu"))
+        batches = [pack_equal(part) for part in ids.chunk(parallel_rows())]
+        train_step = ThreadedTrainStep(*options)
 
     def step() -> None:
         with torch.random.fork_rng(devices=[]):
-            train_step([batch], StepScalars(1 / ids.numel(), 1e-4))
+            train_step(batches, StepScalars(1 / ids.numel(), 1e-4))
 
     return step
 

@@ -107,9 +107,7 @@ OPTIMIZERS.register(
     options=_ADAM_OPTIONS,
     packed_batches=True,
 )(_muon)
-OPTIMIZERS.register("sgd", summary="stochastic gradient descent", sharding=True)(
-    partial(_sgd, 0.0)
-)
+OPTIMIZERS.register("sgd", summary="stochastic gradient descent", sharding=True)(partial(_sgd, 0.0))
 OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9", sharding=True)(partial(_sgd, 0.9))
 OPTIMIZERS.register("adagrad", summary="AdaGrad", sharding=True)(_adagrad)
 OPTIMIZERS.register("rmsprop", summary="RMSProp", sharding=True)(_rmsprop)

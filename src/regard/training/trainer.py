@@ -86,7 +86,7 @@ from regard.training.stopping import (
     catch_signals,
     early_stop,
 )
-from regard.training.train_step import StepScalars, TrainStep
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 PREFETCHED_BATCHES = 8
 
@@ -169,6 +169,9 @@ class Trainer:
         if packs and packs_on_cpu(self.recipe, group.device):
             attach_cpu_kernels(self.loss_fn)
             self.data_loader.packs_on_cpu = True
+            if group.size == 1:
+                self.data_loader.parallel_rows = parallel_rows()
+                return ThreadedTrainStep(self.loss_fn, self.optimizer, self.training, group.device)
         if group.size > 1 and packs:
             gradients = FlatGradients(backward_order(self.network), group)
             self.data_loader.balances_tokens = True

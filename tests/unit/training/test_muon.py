@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from regard.errors import RegardError
 from regard.nn.transformer import Transformer
@@ -69,7 +69,7 @@ def test_matrices_are_updated_as_by_torch(weight_decay: float) -> None:
             for matrix, gradient in zip(matrices, step, strict=True):
                 matrix.grad = gradient.clone()
         muon.step()
-        reference.step()
+        reference.step()  # type: ignore[no-untyped-call]
     for matrix, expected in zip(ours, theirs, strict=True):
         # An update has a root mean square of lr x 0.2; both compute it in bf16, whose rounding differs.
         assert (matrix - expected).square().mean().sqrt() < 0.02 * 4 * 0.01 * 0.2
@@ -78,11 +78,10 @@ def test_matrices_are_updated_as_by_torch(weight_decay: float) -> None:
 def test_the_other_weights_are_updated_by_adamw(small_recipe: SmallRecipe) -> None:
     section = {"optimizer": "muon", "weight_decay": 0.1, "learning_rate": 0.01}
     training = small_recipe(training=section).training
-    network = nn.ModuleDict(
-        {"layers": nn.ModuleList([nn.Linear(3, 4)]), "embedding": nn.Embedding(5, 3)}
-    )
-    embedding = nn.Parameter(network["embedding"].weight.detach().clone())
-    bias = nn.Parameter(network["layers"][0].bias.detach().clone())
+    linear, table = nn.Linear(3, 4), nn.Embedding(5, 3)
+    network = nn.ModuleDict({"layers": nn.ModuleList([linear]), "embedding": table})
+    embedding = nn.Parameter(table.weight.detach().clone())
+    bias = nn.Parameter(linear.bias.detach().clone())
     muon = OPTIMIZERS["muon"](network, training)
     adamw = optim.AdamW(
         [embedding, bias],
@@ -95,12 +94,12 @@ def test_the_other_weights_are_updated_by_adamw(small_recipe: SmallRecipe) -> No
     for _ in range(3):
         for parameter in network.parameters():
             parameter.grad = torch.randn_like(parameter)
-        embedding.grad = network["embedding"].weight.grad
-        bias.grad = network["layers"][0].bias.grad
+        embedding.grad = table.weight.grad
+        bias.grad = linear.bias.grad
         muon.step()
         adamw.step()
-    assert torch.equal(network["embedding"].weight, embedding)
-    assert torch.equal(network["layers"][0].bias, bias)
+    assert torch.equal(table.weight, embedding)
+    assert torch.equal(linear.bias, bias)
 
 
 def test_embeddings_norms_biases_and_frozen_weights_are_not_orthogonalized(
@@ -108,7 +107,7 @@ def test_embeddings_norms_biases_and_frozen_weights_are_not_orthogonalized(
 ) -> None:
     recipe = small_recipe(training={"optimizer": "muon"})
     network = Transformer(recipe.model, 20, 20)
-    names = {weight: name for name, weight in network.named_parameters()}
+    names: dict[Tensor, str] = {weight: name for name, weight in network.named_parameters()}
     layers = recipe.model.encoder_layers + recipe.model.decoder_layers
     frozen = next(iter(layer_matrices(network)))
     frozen.requires_grad_(False)
@@ -128,5 +127,7 @@ def test_sharding_is_refused(small_recipe: SmallRecipe) -> None:
     recipe = small_recipe(training={"optimizer": "muon", "sharding": "full_shard"})
     network: Any = Transformer(recipe.model, 20, 20)
     group = ProcessGroup(0, 2, torch.device("cpu"), local_size=2)
-    with pytest.raises(RegardError, match="does not support training.optimizer: muon; use no_shard"):
+    with pytest.raises(
+        RegardError, match=r"does not support training\.optimizer: muon; use no_shard"
+    ):
         shards(recipe, network, group)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from regard.data.batching import Batch
+from regard.data.batching import Batch, pack_evenly
 from regard.recipe import TrainingConfig, make_recipe
-from regard.training.train_step import StepScalars, TrainStep
+from regard.training.cpu_kernels import attach_cpu_kernels, has_cpu_kernels
+from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, num_threads
+from tests.unit.training.test_packed_batches import dataset_of, loss_fn_of, recipe_of
 
 
 class SquaredError(nn.Module):
@@ -99,3 +104,88 @@ def test_a_failure_is_in_the_middle_of_an_update_or_not(monkeypatch: pytest.Monk
     _, step = step_of(clip_norm=None)
     step(BATCHES, StepScalars(1 / 3, 0.1))
     assert not step.updating
+
+
+# ---------------------------------------------------------------------------------------------
+# Several micro-batches at the same time
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    with num_threads(2):
+        yield
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_threads_give_the_gradient_of_all_micro_batches(count: int) -> None:
+    parts = [batch([[1 + number, 2], [3, number]], [4, 2]) for number in range(count)]
+    results = []
+    for kind in (TrainStep, ThreadedTrainStep):
+        loss_fn = SquaredError()
+        optimizer = optim.SGD(loss_fn.parameters(), lr=1.0)
+        step = kind(loss_fn, optimizer, training(), torch.device("cpu"))
+        losses = [float(step(parts, StepScalars(1 / 10, 0.1))) for _ in range(2)]
+        results.append(torch.cat([loss_fn.weight.detach(), torch.tensor(losses)]))
+    torch.testing.assert_close(results[1], results[0])
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_in_a_thread_is_raised_and_changes_no_weight() -> None:
+    loss_fn = SquaredError()
+    optimizer = optim.SGD(loss_fn.parameters(), lr=1.0)
+    step = ThreadedTrainStep(loss_fn, optimizer, training(), torch.device("cpu"))
+    before = loss_fn.weight.detach().clone()
+    wrong = batch([[1, 2, 3]], [1])  # one feature too many
+    with pytest.raises(RuntimeError, match="size"):
+        step([*BATCHES, wrong], StepScalars(1 / 4, 0.1))
+    assert torch.equal(loss_fn.weight, before)
+    assert not step.updating
+    assert torch.get_num_threads() == 2
+    step(BATCHES, StepScalars(1 / 3, 0.1))
+    assert not torch.equal(loss_fn.weight, before)
+
+
+def packed_steps(
+    threads: int, precision: str, dropout: float, **settings: Any
+) -> tuple[list[float], list[Tensor]]:
+    """The losses and the final weights of some steps of a packed Transformer with the native kernels."""
+    pairs = [(1 + number % 13, 1 + number % 7) for number in range(60)]
+    dataset, recipe = dataset_of(pairs), recipe_of(dropout=dropout)
+    options = recipe.training.model_copy(update={"precision": precision, **settings})
+    loss_fn = loss_fn_of(recipe.model_copy(update={"training": options}))
+    attach_cpu_kernels(loss_fn)
+    with num_threads(threads):
+        step = ThreadedTrainStep(
+            loss_fn, OPTIMIZERS["adam"](loss_fn, options), options, torch.device("cpu")
+        )
+        losses = []
+        for number in range(6):
+            torch.manual_seed(number)
+            parts = pack_evenly(dataset, np.arange(60), 4_096, parallel=4)
+            assert len(parts) == 4
+            losses.append(float(step(parts, StepScalars(1 / 200, 0.003))))
+    return losses, [parameter.detach().clone() for parameter in loss_fn.parameters()]
+
+
+@pytest.mark.skipif(not has_cpu_kernels(), reason="no native library")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_packed_rows_in_threads_learn_like_rows_one_after_the_other(precision: str) -> None:
+    losses = [packed_steps(threads, precision, 0.0)[0] for threads in (1, 2, 4)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2 if precision == "bf16" else 1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-2 if precision == "bf16" else 1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.skipif(not has_cpu_kernels(), reason="no native library")
+@pytest.mark.parametrize(
+    "settings", [{}, {"rdrop": 2.0}, {"simcut": 2.0}, {"word_dropout": 0.2}], ids=str
+)
+def test_random_numbers_do_not_depend_on_which_thread_is_first(settings: dict[str, Any]) -> None:
+    """Bit for bit the same weights in three runs, with every kind of dropout."""
+    runs = [packed_steps(3, "fp32", 0.3, **settings) for _ in range(3)]
+    for losses, weights in runs[1:]:
+        assert losses == runs[0][0]
+        assert all(map(torch.equal, weights, runs[0][1]))
+    assert runs[0][0] != packed_steps(3, "fp32", 0.0, **settings)[0]

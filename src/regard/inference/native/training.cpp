@@ -533,7 +533,6 @@ extern const TrainingKernels NAME(REGARD_SET) = {dropout, scratch, attend, atten
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "threads.h"
@@ -553,32 +552,35 @@ const TrainingKernels& kernels() {
   return best;
 }
 
-// The threads of this process. They are never joined: a process that was forked has none, and makes its own.
-Team& team(int size) {
-  static Team* team = nullptr;
-  static pid_t owner = 0;
-  if (!team || owner != getpid() || team->size() != size) {
+// The helpers of a thread of the program. They end with it, but not in a process that was forked, which has none of them.
+struct Helpers {
+  Team* team = nullptr;
+  pid_t owner = 0;
+  ~Helpers() {
     if (team && owner == getpid()) delete team;
-    team = new Team(size);
-    owner = getpid();
   }
-  return *team;
-}
-
-std::mutex busy;  // held by the thread of the program that uses the team
+  Team& of_size(int size) {
+    if (!team || owner != getpid() || team->size() != size) {
+      if (team && owner == getpid()) delete team;
+      team = new Team(size);
+      owner = getpid();
+    }
+    return *team;
+  }
+};
+thread_local Helpers helpers;
 
 // Calls function(begin, end) for parts of 0 … count, each a multiple of step, in up to this many threads.
 template <class Function>
 void in_parallel(int64_t count, int64_t step, int threads, const Function& function) {
   int64_t steps = (count + step - 1) / step;
   int64_t used = steps < threads ? steps : threads;
-  std::unique_lock<std::mutex> lock(busy, std::defer_lock);
-  if (used <= 1 || !lock.try_lock()) {  // another thread of the program has the team
+  if (used <= 1) {
     if (count) function(0, count);
     return;
   }
   auto bound = [&](int64_t part) { return part == used ? count : steps * part / used * step; };
-  team(threads).run((int)used, [&](int part) { function(bound(part), bound(part + 1)); });
+  helpers.of_size(threads).run((int)used, [&](int part) { function(bound(part), bound(part + 1)); });
 }
 
 struct FreeMemory {
