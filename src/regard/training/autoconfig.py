@@ -23,6 +23,7 @@ from regard.recipe import (
 )
 from regard.training.device_speed import DeviceSpeed, measure_device
 from regard.training.planner import duration
+from regard.training.train_step import MAX_WORKERS
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200
@@ -38,9 +39,9 @@ MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
-MAX_COST_OF_PROCESSES, MAX_PROCESSES = 2.0, 8
-"""On a CPU, models of at most this cost train faster in several processes; more processes than this get too small parts
-of a batch. See docs/training.md."""
+MAX_COST_OF_PROCESSES, MAX_PROCESSES = 2.3, 8
+"""On a CPU with more cores than one process computes packed rows with, models of at most this cost train faster in
+several processes; more processes than this get too small parts of a batch. See docs/training.md."""
 DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
 """The longest time that is chosen if the user sets none."""
 
@@ -115,24 +116,24 @@ _SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 
 MODEL_RULES = (
     # name, model, dropout, R-Drop, learning rate, cost on CPU and GPU, then the conditions; the first that applies.
-    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(14, 2.2), 100, 250, 0, (20_000, 500_000)),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(9.5, 1.6), 45, 250, 0, (0, 20_000)),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(9.5, 1.6), 60, 250, 0, (20_000, 500_000)),
+    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(20, 2.2), 100, 250, 0, (20_000, 500_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 45, 250, 0, (0, 20_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 60, 250, 0, (20_000, 500_000)),
     ModelRule(
-        "base", {"preset": "base"}, 0.1, 0.0, 0.0007, Cost(10, 1.8), 1, 50, 5e7, (500_000, math.inf)
+        "base", {"preset": "base"}, 0.1, 0.0, 0.0007, Cost(15, 1.8), 1, 50, 5e7, (500_000, math.inf)
     ),
-    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(4.8, 1.0), 35, 100, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(4.8, 1.0), 8, 40, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(4.8, 1.0), 2, 40, 3e6, device="cuda"),
-    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, Cost(3.3, 1.2), 45, pairs=(0, 100_000)),
+    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(7.5, 1.0), 35, 100, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 8, 40, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 2, 40, 3e6, device="cuda"),
+    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, Cost(4.6, 1.2), 45, pairs=(0, 100_000)),
     ModelRule(
         "shallow, short",
-        *(_SHALLOW, 0.1, 0.0, 0.002, Cost(1.8, 0.8)),
+        *(_SHALLOW, 0.1, 0.0, 0.002, Cost(2.3, 0.8)),
         *(2, 40, 1e7, (20_000, math.inf)),
     ),
     ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60),
     ModelRule(
-        "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(6.0, 1.4), 40, 150, 0, (5_000, math.inf), True
+        "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(8.5, 1.4), 40, 150, 0, (5_000, math.inf), True
     ),
     ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, symbols=True),
 )
@@ -490,7 +491,7 @@ def _reasons(
 def _tips(choice: ChosenModel) -> list[str]:
     """What the user can do to train faster."""
     cores = choice.speed.spare_cores + 1
-    if cores == 1 or choice.rule.cost.cpu > MAX_COST_OF_PROCESSES:
+    if cores <= MAX_WORKERS or choice.rule.cost.cpu > MAX_COST_OF_PROCESSES:
         return []
     processes = min(cores, MAX_PROCESSES)
     return [

@@ -76,12 +76,16 @@ def release_memory(train_step: TrainStep) -> None:
         torch.cuda.empty_cache()
 
 
-def estimate_micro_batches(train_step: TrainStep, few: Batch, largest: Batch, texts: int) -> int:
+def estimate_micro_batches(
+    train_step: TrainStep, few: Batch, largest: Batch, texts: int, parallel: int = 1
+) -> int:
     """The number of micro-batches that the ``largest`` batch, of this many texts, needs on a CPU: a power of two.
 
     A few rows go through the network, and the memory of their activations is extrapolated to all rows: the first rows
     of a padded batch, or a smaller packed batch (``few``). A batch that is too large cannot be tried: Linux would kill
     the process, or another one.
+
+    parallel: how many micro-batches are computed at the same time.
     """
     some = max(1, len(few.source) // 16)
     few = few.map(lambda tensor: tensor[:some])
@@ -90,7 +94,7 @@ def estimate_micro_batches(train_step: TrainStep, few: Batch, largest: Batch, te
     release_memory(train_step)
     positions = [one.source.numel() + one.target.numel() for one in (largest, few)]
     needed, available = (
-        ACTIVATION_MEMORY_FACTOR * sum(saved.values()) * positions[0] / positions[1],
+        parallel * ACTIVATION_MEMORY_FACTOR * sum(saved.values()) * positions[0] / positions[1],
         available_memory(),
     )
     micro_batches = 1

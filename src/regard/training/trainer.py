@@ -169,7 +169,8 @@ class Trainer:
         if packs and packs_on_cpu(self.recipe, group.device):
             attach_cpu_kernels(self.loss_fn)
             self.data_loader.packs_on_cpu = True
-            if group.size == 1:
+            # Activation checkpointing repeats the random numbers of torch's generator only.
+            if group.size == 1 and not self.training.activation_checkpointing:
                 self.data_loader.parallel_rows = parallel_rows()
                 return ThreadedTrainStep(self.loss_fn, self.optimizer, self.training, group.device)
         if group.size > 1 and packs:
@@ -385,7 +386,11 @@ class Trainer:
             if self.group.device.type == "cpu":
                 some = rows[: max(1, len(rows) // 16)] if loader.packs_on_cpu else rows
                 state.micro_batches = estimate_micro_batches(
-                    self.train_step, parts_of(some)[0], largest(), len(rows)
+                    self.train_step,
+                    parts_of(some)[0],
+                    largest(),
+                    len(rows),
+                    loader.parallel_rows,
                 )
             while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
                 rows
