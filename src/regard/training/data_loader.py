@@ -146,7 +146,7 @@ class TrainingDataLoader:
         if self.packs_on_gpu:
             return self._pack_for_gpu(dataset, rows)
         if self.packs_on_cpu:
-            row_tokens = CPU_ROW_TOKENS // micro_batches
+            row_tokens = min(CPU_ROW_TOKENS, -(-tokens // self.parallel_rows)) // micro_batches
             return pack_evenly(dataset, rows, row_tokens, self.parallel_rows, MIN_ROW_TOKENS)
         if self.training.batching == "packed":
             lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]

@@ -77,7 +77,8 @@ def measure_device(device: torch.device) -> DeviceSpeed:
     precision = fastest_cpu_precision()
     values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
     values["training"] = {"precision": precision, "batching": batching}
-    step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000)
+    rows = parallel_rows() if processes == 1 else 1
+    step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000, rows=rows)
     for _ in range(4):
         start = time.perf_counter()
         step()
@@ -93,8 +94,13 @@ SENTENCE_TOKENS = 25
 """of the random sentences that a speed is measured with"""
 
 
-def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], object]:
-    """A training step on a CPU with this many random source tokens and as many target tokens."""
+def _random_step(
+    recipe: Recipe, tokens: int, vocab_size: int, rows: int = 1
+) -> Callable[[], object]:
+    """A training step on a CPU with this many random source tokens and as many target tokens.
+
+    rows: packed rows that are computed at the same time.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
@@ -105,8 +111,8 @@ def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], o
     batches, train_step = [Batch(ids, ids, ids)], TrainStep(*options)
     if recipe.training.batching == "packed" and has_cpu_kernels():
         attach_cpu_kernels(loss_fn)
-        batches = [pack_equal(part) for part in ids.chunk(parallel_rows())]
-        train_step = ThreadedTrainStep(*options)
+        batches = [pack_equal(row) for row in ids.chunk(rows)]
+        train_step = ThreadedTrainStep(*options) if rows > 1 else TrainStep(*options)
 
     def step() -> None:
         with torch.random.fork_rng(devices=[]):

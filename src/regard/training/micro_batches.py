@@ -50,14 +50,14 @@ def largest_batch(
     return max(plan, key=size)
 
 
-def fits_in_memory(train_step: TrainStep, batch: Batch) -> bool:
-    """Try the forward and backward pass of a batch, with room for the state of the optimizer.
+def fits_in_memory(train_step: TrainStep, micro_batches: Sequence[Batch]) -> bool:
+    """Try the forward and backward pass of micro-batches, with room for the state of the optimizer.
 
     The gradients are discarded, and the weights do not change.
     """
     try:
         optimizer_state = [torch.empty_like(p) for p in train_step.parameters for _ in range(2)]
-        train_step.accumulate(batch, 0.0, last=False)
+        train_step.compute_gradients(micro_batches, 0.0, sync=False)
         del optimizer_state
         fits = True
     except (MemoryError, RuntimeError) as error:
@@ -93,10 +93,10 @@ def estimate_micro_batches(
         train_step.accumulate(few, 0.0, last=False)
     release_memory(train_step)
     positions = [one.source.numel() + one.target.numel() for one in (largest, few)]
-    needed, available = (
-        parallel * ACTIVATION_MEMORY_FACTOR * sum(saved.values()) * positions[0] / positions[1],
-        available_memory(),
-    )
+    activations = ACTIVATION_MEMORY_FACTOR * sum(saved.values()) * positions[0] / positions[1]
+    needed, available = parallel * activations, available_memory()
+    if parallel > 1 and available is not None:  # each has gradients of its own, and sums of them
+        available -= 2 * parallel * sum(weight.nbytes for weight in train_step.parameters)
     micro_batches = 1
     while available is not None and micro_batches < texts and needed / micro_batches > available:
         micro_batches *= 2

@@ -12,8 +12,9 @@ what they are trained on. The number of micro-batches is saved in every checkpoi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -71,12 +72,16 @@ class TrainStep:
         return total * scalars.grad_scale
 
     def compute_gradients(
-        self, micro_batches: Sequence[Batch], grad_scale: float | Tensor
+        self, micro_batches: Sequence[Batch], grad_scale: float | Tensor, sync: bool = True
     ) -> Tensor:
-        """The gradients of all micro-batches, summed; returns their summed loss."""
+        """The gradients of all micro-batches, summed; returns their summed loss.
+
+        sync: whether processes exchange them.
+        """
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(micro_batches, 1):
-            total += self.accumulate(batch, grad_scale, number == len(micro_batches))
+            last = sync and number == len(micro_batches)
+            total += self.accumulate(batch, grad_scale, last)
         return total
 
     def update(self, scalars: StepScalars) -> None:
@@ -138,7 +143,13 @@ MIN_ROW_TOKENS = 256
 
 def parallel_rows() -> int:
     """How many packed rows ``ThreadedTrainStep`` computes at the same time on this CPU."""
-    return min(torch.get_num_threads(), MAX_WORKERS)
+    # OMP_PROC_BIND binds this thread to a core, and threads that it starts stay there.
+    bound = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1
+    threads = 1 if bound else torch.get_num_threads()
+    if threads <= MAX_WORKERS:
+        return threads
+    # As many as divide the threads with the smallest remainder: 3 x 2 for 6.
+    return max(MAX_WORKERS, MAX_WORKERS - 1, key=lambda workers: workers * (threads // workers))
 
 
 class ThreadedTrainStep(TrainStep):
@@ -162,52 +173,63 @@ class ThreadedTrainStep(TrainStep):
         self.pool = ThreadPoolExecutor(self.workers, thread_name_prefix="micro-batch")
 
     def compute_gradients(
-        self, micro_batches: Sequence[Batch], grad_scale: float | Tensor
+        self, micro_batches: Sequence[Batch], grad_scale: float | Tensor, sync: bool = True
     ) -> Tensor:
         """The gradients of all micro-batches, summed; returns their summed loss."""
         workers = min(self.workers, len(micro_batches))
         if workers < 2:
-            return super().compute_gradients(micro_batches, grad_scale)
+            return super().compute_gradients(micro_batches, grad_scale, sync)
         seeds = torch.randint(2**62, (len(micro_batches),)).tolist()
         seeded = [*zip(micro_batches, seeds, strict=True)]
-        with num_threads(self.threads_of_worker):
-            shares = [
-                self.pool.submit(self._gradients, seeded[first::workers], grad_scale)
-                for first in range(workers)
-            ]
-            wait(shares)  # also if one fails: no thread may compute on
-        losses, gradients = zip(*(share.result() for share in shares), strict=True)
-        for parameter, *parts in zip(self.parameters, *gradients, strict=True):
-            parameter.grad = add_gradients(parts)
-        total: Tensor = torch.stack(losses).sum()
+        shares: list[Future[tuple[Tensor, Gradients]]] = []
+        try:
+            with num_threads(self.threads_of_worker):
+                for first in range(workers):
+                    shares.append(
+                        self.pool.submit(self._gradients, seeded[first::workers], grad_scale)
+                    )
+                wait(shares)
+            total, sums = shares[0].result()
+            for share in shares[1:]:
+                loss, gradients = share.result()
+                total = total + loss
+                add_gradients(sums, gradients)
+        finally:
+            wait(shares)  # after Ctrl-C: no thread may compute on
+            shares.clear()  # an error that is raised must not keep the gradients of other threads
+        for parameter, gradient in zip(self.parameters, sums, strict=True):
+            parameter.grad = gradient
         return total
 
     def _gradients(
         self, seeded: Sequence[tuple[Batch, int]], grad_scale: float | Tensor
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    ) -> tuple[Tensor, Gradients]:
         """The summed loss of some micro-batches with their seeds, and the gradient of each parameter."""
         if torch.get_num_threads() != self.threads_of_worker:  # a new thread
             torch.set_num_threads(self.threads_of_worker)
-        total = torch.zeros(())
-        sums: list[Tensor | None] = [None] * len(self.parameters)
+        total, sums = torch.zeros(()), Gradients()
         for batch, seed in seeded:
             thread_random.generator = torch.Generator().manual_seed(seed)
             loss = self.compute_loss(self.loss_fn, batch)
             gradients = torch.autograd.grad(loss * grad_scale, self.parameters, allow_unused=True)
-            sums = [add_gradients(parts) for parts in zip(sums, gradients, strict=True)]
             total += loss.detach()
+            add_gradients(sums, list(gradients))
         return total, sums
 
 
-def add_gradients(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum of the gradients of one parameter; None where it has no effect on the loss."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    total = present[0]
-    for part in present[1:]:
-        total = total + part
-    return total
+Gradients = list[Tensor | None]
+"""The gradient of each parameter; None if the parameter has no effect on the loss."""
+
+
+def add_gradients(sums: Gradients, gradients: Gradients) -> None:
+    """Add the gradients to the sums, which may be empty at first. Each gradient is freed when it has been added."""
+    sums += [None] * (len(gradients) - len(sums))
+    for index, total in enumerate(sums):
+        gradient, gradients[index] = gradients[index], None
+        if total is None:
+            sums[index] = None if gradient is None else gradient.contiguous()
+        elif gradient is not None:
+            sums[index] = total + gradient
 
 
 @contextmanager

@@ -169,8 +169,7 @@ class Trainer:
         if packs and packs_on_cpu(self.recipe, group.device):
             attach_cpu_kernels(self.loss_fn)
             self.data_loader.packs_on_cpu = True
-            # Activation checkpointing repeats the random numbers of torch's generator only.
-            if group.size == 1 and not self.training.activation_checkpointing:
+            if group.size == 1:
                 self.data_loader.parallel_rows = parallel_rows()
                 return ThreadedTrainStep(self.loss_fn, self.optimizer, self.training, group.device)
         if group.size > 1 and packs:
@@ -379,8 +378,10 @@ class Trainer:
         def parts_of(rows: RowIndices) -> list[Batch]:
             return loader.collate(dataset, rows, state.micro_batches)
 
-        def largest() -> Batch:
-            return max(parts_of(rows), key=lambda one: one.source.numel())
+        def largest() -> list[Batch]:
+            """The largest micro-batches: as many as are in memory at the same time."""
+            by_size = sorted(parts_of(rows), key=lambda part: part.source.numel(), reverse=True)
+            return by_size[: loader.parallel_rows]
 
         if parts_of(rows):  # a process may have no row of the batch
             if self.group.device.type == "cpu":
@@ -388,7 +389,7 @@ class Trainer:
                 state.micro_batches = estimate_micro_batches(
                     self.train_step,
                     parts_of(some)[0],
-                    largest(),
+                    largest()[0],
                     len(rows),
                     loader.parallel_rows,
                 )
@@ -722,6 +723,8 @@ def describe_environment(trainer: Trainer) -> str:
         device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
     kernels = ", native kernels" if trainer.data_loader.packs_on_cpu else ""
     plural = "es" * (group.size > 1)
+    if (rows := trainer.data_loader.parallel_rows) > 1:
+        kernels += f", {rows} packed rows at a time"
     return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
 

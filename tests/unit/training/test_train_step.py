@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,13 @@ from regard.data.batching import Batch, pack_evenly
 from regard.recipe import TrainingConfig, make_recipe
 from regard.training.cpu_kernels import attach_cpu_kernels, has_cpu_kernels
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, num_threads
+from regard.training.train_step import (
+    StepScalars,
+    ThreadedTrainStep,
+    TrainStep,
+    num_threads,
+    parallel_rows,
+)
 from tests.unit.training.test_packed_batches import dataset_of, loss_fn_of, recipe_of
 
 
@@ -145,6 +154,43 @@ def test_an_error_in_a_thread_is_raised_and_changes_no_weight() -> None:
     assert torch.get_num_threads() == 2
     step(BATCHES, StepScalars(1 / 3, 0.1))
     assert not torch.equal(loss_fn.weight, before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_does_not_keep_the_tensors_of_the_failed_step() -> None:
+    """The memory must be free when a batch that did not fit is split: without waiting for the garbage collector."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    class RememberedLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+            activations = source.float() * 1.0
+            alive.append(weakref.ref(activations))
+            return ((activations @ self.weight - labels[:, 0]) ** 2).sum()
+
+    loss_fn = RememberedLoss()
+    optimizer = optim.SGD(loss_fn.parameters(), lr=1.0)
+    step = ThreadedTrainStep(loss_fn, optimizer, training(), torch.device("cpu"))
+    gc.disable()
+    try:
+        with suppress(RuntimeError):  # pytest.raises would keep the error
+            step([*BATCHES, batch([[1, 2, 3]], [1])], StepScalars(1 / 4, 0.1))
+            pytest.fail("one feature too many was accepted")
+        assert len(alive) == 3
+        assert not [reference for reference in alive if reference() is not None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers"), [(1, 1), (2, 2), (4, 4), (5, 4), (6, 3), (8, 4), (9, 3), (16, 4)]
+)
+def test_workers_share_the_threads_with_few_left_over(threads: int, workers: int) -> None:
+    with num_threads(threads):
+        assert parallel_rows() == workers
 
 
 def packed_steps(
