@@ -37,9 +37,9 @@ class KVCache:
     def length(self) -> int:
         return 0 if self.kv is None else self.kv.key.shape[2]
 
-    def append(self, new: KeyValue) -> KeyValue:
+    def append(self, kv: KeyValue) -> KeyValue:
         """Add the newest positions; returns the keys and values of all positions."""
-        self.kv = new if self.kv is None else self.kv.concat(new)
+        self.kv = kv if self.kv is None else self.kv.concat(kv)
         return self.kv
 
     def select(self, rows: Tensor) -> "KVCache":
