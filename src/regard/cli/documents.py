@@ -249,11 +249,11 @@ class DocumentWork:
             progress.close()
         typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
 
-    def translate(self, sentences: Sequence[str], done: int) -> list[SentenceTranslation]:
-        """Translate sentences, each distinct one once. done: the number of sentences before them."""
+    def translate(self, sentences: Sequence[str], start: int) -> list[SentenceTranslation]:
+        """Translate sentences, each distinct one once. start: the number of sentences before them."""
         from regard.documents.base import SentenceTranslation
 
-        rows = slice(done, done + len(sentences))
+        rows = slice(start, start + len(sentences))
         contexts = self.document.contexts(self.job.model.recipe.data.context)[rows]
         inputs = list(zip(sentences, contexts, strict=True))
         distinct = list(dict.fromkeys(inputs))
@@ -261,7 +261,7 @@ class DocumentWork:
         translation_of = dict(zip(distinct, translations, strict=True))
         results = []
         for number, (sentence_input, has_elements) in enumerate(
-            zip(inputs, self.document.has_elements[rows], strict=True), done + 1
+            zip(inputs, self.document.has_elements[rows], strict=True), start + 1
         ):
             sentence, text = sentence_input[0], translation_of[sentence_input].text
             self.job.report(

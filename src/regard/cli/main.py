@@ -221,9 +221,7 @@ def note_interrupts() -> Iterator[threading.Event]:
     event = threading.Event()
     usual = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if (
-        usual is not signal.default_int_handler or not in_main_thread
-    ):  # the caller handles interrupts
+    if usual is not signal.default_int_handler or not in_main_thread:  # the caller handles it
         yield event
         return
 

@@ -145,20 +145,20 @@ def prune(
     from regard.storage.run_listing import find_runs, prunable, prune as delete, summarize
 
     runs = [run for folder in folders or [DEFAULT_FOLDER] for run in find_runs(folder)]
-    deletables = [deletable for run in runs if (deletable := prunable(summarize(run))).bytes]
-    freed = sum(map(delete, deletables)) if yes else 0
-    total = freed if yes else sum(deletable.bytes for deletable in deletables)
+    candidates = [candidate for run in runs if (candidate := prunable(summarize(run))).bytes]
+    freed = sum(map(delete, candidates)) if yes else 0
+    total = freed if yes else sum(candidate.bytes for candidate in candidates)
     if as_json:
         answer = {
             "deleted": yes,
             "bytes": total,
-            "runs": [deletable.to_json() for deletable in deletables],
+            "runs": [candidate.to_json() for candidate in candidates],
         }
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return
-    for deletable in deletables:
-        print(_describe(deletable))
-    if not deletables:
+    for candidate in candidates:
+        print(_describe(candidate))
+    if not candidates:
         print("nothing to delete")
     elif yes:
         print(f"{_bytes(total)} deleted")
@@ -166,16 +166,16 @@ def prune(
         print(f"{_bytes(total)} in total; nothing was deleted (--yes deletes these files)")
 
 
-def _describe(deletable: Prunable) -> str:
+def _describe(candidate: Prunable) -> str:
     """One line: the files of a run that can be deleted."""
     listed = [
-        f"{len(files)} {category} {_bytes(deletable.bytes_of(category))}"
+        f"{len(files)} {category} {_bytes(candidate.bytes_of(category))}"
         if category == "checkpoints"
-        else f"{category} {_bytes(deletable.bytes_of(category))}"
-        for category, files in deletable.files.items()
+        else f"{category} {_bytes(candidate.bytes_of(category))}"
+        for category, files in candidate.files.items()
         if files
     ]
-    return f"{deletable.run}: {', '.join(listed)}"
+    return f"{candidate.run}: {', '.join(listed)}"
 
 
 def _bytes(count: int) -> str:

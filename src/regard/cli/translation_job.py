@@ -114,13 +114,13 @@ class TranslationJob:
             "memory": self.memory and self.memory.fingerprint(),
         }
 
-    def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
-        """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
+    def translate(self, chunk: Sequence[Line], start: int) -> tuple[str, str]:
+        """The output for a chunk and its alignment, as lines of text. start: the number of lines before the chunk."""
         from regard.data.pairs import previous_sentences
 
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
-        self._refuse_long_lines(lines, done)
-        self._warn_of_long_lines(lines, done)
+        self._refuse_long_lines(lines, start)
+        self._warn_of_long_lines(lines, start)
 
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
@@ -135,7 +135,7 @@ class TranslationJob:
         self.previous = lines
         output: list[str] = []
         aligned: list[str] = []
-        for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
+        for number, (line, translations) in enumerate(zip(lines, results, strict=True), start + 1):
             self._warn_of_violations(f"line {number}", line, translations)
             for text in self._units(line):
                 self._report_match(f"line {number}", text)
@@ -228,12 +228,12 @@ class TranslationJob:
 
     # Warnings and refusals
 
-    def _refuse_long_lines(self, lines: Sequence[str], done: int) -> None:
+    def _refuse_long_lines(self, lines: Sequence[str], start: int) -> None:
         """Refuse a line whose translation as one text would take too much time and memory."""
         if self.by_sentence or self.model.recipe.data.clean.truncate:
             return
         limit = self.model.max_text_tokens
-        for number, line in enumerate(lines, done + 1):
+        for number, line in enumerate(lines, start + 1):
             if len(line.encode(errors="replace")) <= limit:  # a token has at least about one byte
                 continue
             if (tokens := self._count_tokens(line)) > limit:
@@ -253,13 +253,13 @@ class TranslationJob:
         has_line_option = self.with_alignment or self.with_parses or self.nbest > 1
         return has_line_option or self.length is not None or bool(self.prefix)
 
-    def _warn_of_long_lines(self, lines: Sequence[str], done: int) -> None:
+    def _warn_of_long_lines(self, lines: Sequence[str], start: int) -> None:
         """Warn once of a line with several sentences, or with more tokens than the model was trained on."""
         # A model that truncates its sources was trained on long texts; a dependency tree belongs to one sentence.
         truncates = self.model.recipe.data.clean.truncate
         if self.by_sentence or truncates or self.with_parses:
             return
-        for number, line in enumerate(lines, done + 1):
+        for number, line in enumerate(lines, start + 1):
             if self.warned:
                 return
             if problem := self._too_long(line):

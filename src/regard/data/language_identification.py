@@ -77,7 +77,7 @@ def normalized_code(code: str) -> str:
 
 @lru_cache(maxsize=1024)  # a large file asks for every text
 def is_language(code: str, language: str) -> bool:
-    """Whether a code means a language, or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
+    """Whether ``code`` is the language or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
     code, language = normalized_code(code), normalized_code(language)
     return code == language or code.startswith(f"{language}-")
 

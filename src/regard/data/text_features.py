@@ -295,7 +295,7 @@ class Alignment(NamedTuple):
     """What a lexicon says about a batch."""
 
     words: EncodedPairs
-    best: tuple[Strengths, Strengths]
+    best_strengths: tuple[Strengths, Strengths]
     """the strength of the best translation of each source word and each target word"""
     scores: Floats
     """from 0 to 1"""

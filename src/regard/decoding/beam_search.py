@@ -226,11 +226,9 @@ class FinishedHypotheses:
         per_group = ended.shape[1] // self.groups
         new_scores = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
         all_scores = torch.cat([self.scores[active.sentences], new_scores], dim=2)
-        best_scores = self.scores[active.sentences] = all_scores.topk(self.scores.shape[2]).values
+        best = self.scores[active.sentences] = all_scores.topk(self.scores.shape[2]).values
         if self.groups == 1:  # converting a hypothesis that cannot win takes longer than this test
-            ended = ended & (new_scores >= best_scores[:, :, self.nbest - 1].unsqueeze(2)).flatten(
-                1
-            )
+            ended = ended & (new_scores >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
         groups = ended.nonzero()[:, 1] // per_group
         finished = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
         self._add(finished, groups.tolist())

@@ -326,11 +326,6 @@ class ActiveHypotheses(Generic[S]):
         columns = (tokens.tolist(), log_probabilities.tolist(), scores.tolist())
         finished = length > tokens.shape[1]
         return [
-            (
-                row,
-                Hypothesis(
-                    ids, sum(token_log_probabilities, 0.0), score, token_log_probabilities, finished
-                ),
-            )
-            for row, ids, token_log_probabilities, score in zip(rows, *columns, strict=True)
+            (row, Hypothesis(ids, sum(values, 0.0), score, values, finished))
+            for row, ids, values, score in zip(rows, *columns, strict=True)
         ]

@@ -244,10 +244,8 @@ class Engine:
 
     def _fork_workers(self, background: bool = False) -> None:
         self.forks_later = False
-        needed_by_workers = (
-            self.packed,
-            self.network_decoder,
-        )  # loaded here, before they are forked
+        # Loaded here, before the workers are forked.
+        needed_by_workers = (self.packed, self.network_decoder)
         assert needed_by_workers[0] is not None
         with suppress(OSError):  # no more processes can be started: use threads
             if WorkerPool.is_safe():
@@ -327,7 +325,7 @@ class Engine:
             if path == "native":
                 hypotheses = self._in_native_code(group, decoding, nbest)
             else:
-                # A copy is complete and can be sent to other processes, even if the decoding options were prepared.
+                # A copy can be sent to other processes; the options of a cached model (``StoredSection``) cannot.
                 hypotheses = self._in_batches(group, decoding.model_copy(), nbest, length, total)
             results |= dict(zip(rows, hypotheses, strict=True))
         return [results[row] for row in range(len(requests))]

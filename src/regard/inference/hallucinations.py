@@ -169,18 +169,16 @@ def words(text: str) -> list[str]:
 
 
 def _repetition(source: str, translation: str) -> Problem | None:
-    translation_words = words(translation)
-    if len({*translation_words}) == len(translation_words):
+    target_words = words(translation)
+    if len({*target_words}) == len(target_words):
         return None
     source_words = words(source)
     for size, limit in MAX_RUNS.items():
-        times, ngram = longest_run(translation_words, size)
+        times, ngram = longest_run(target_words, size)
         if times >= limit and times > longest_run(source_words, size)[0] + 1:
             return Problem("repetition", f"repeats “{' '.join(ngram)}” {times} times in a row")
-    times, ngram = most_frequent(translation_words, SPREAD_NGRAM)
-    repeated = times >= SPREAD_TIMES and times * SPREAD_NGRAM >= SPREAD_SHARE * len(
-        translation_words
-    )
+    times, ngram = most_frequent(target_words, SPREAD_NGRAM)
+    repeated = times >= SPREAD_TIMES and times * SPREAD_NGRAM >= SPREAD_SHARE * len(target_words)
     if repeated and most_frequent(source_words, SPREAD_NGRAM)[0] < SPREAD_TIMES:
         return Problem("repetition", f"has “{' '.join(ngram)}” {times} times")
     return None

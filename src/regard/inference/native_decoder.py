@@ -341,17 +341,9 @@ class NativeDecoder:
         end = 0
         for length, by_eos, score in zip(lengths, ended, scores, strict=True):
             begin, end = end, end + length
-            token_log_probabilities = all_log_probabilities[begin:end]
+            values = all_log_probabilities[begin:end]
             ids = all_tokens[begin : end - by_eos]
-            hypotheses.append(
-                Hypothesis(
-                    ids,
-                    sum(token_log_probabilities, 0.0),
-                    score,
-                    token_log_probabilities,
-                    bool(by_eos),
-                )
-            )
+            hypotheses.append(Hypothesis(ids, sum(values, 0.0), score, values, bool(by_eos)))
         remaining = iter(hypotheses)
         return [[next(remaining) for _ in range(count)] for count in counts]
 

@@ -89,25 +89,25 @@ def name_like_words(vocabulary: Vocabulary) -> list[str]:
     decoded = vocabulary.decode(ids)
     return [
         word
-        for word, tokens, same in zip(words, ids, decoded, strict=True)
-        if len(tokens) == 1 and word == same
+        for word, tokens, decoded_word in zip(words, ids, decoded, strict=True)
+        if len(tokens) == 1 and word == decoded_word
     ]
 
 
 def substitutions(
-    text: str, words: Sequence[str], protected: ProtectedSpans, others: Sequence[str] = ()
+    text: str, words: Sequence[str], protected: ProtectedSpans, other_texts: Sequence[str] = ()
 ) -> Iterator[Substitution]:
     """The text with words in place of its placeholders, for several choices of words.
 
-    Words that occur in the text or in ``others`` are not used. There is no substitution for a text with a placeholder
-    that touches a word, as a tag may.
+    Words that occur in the text or in ``other_texts`` are not used. There is no substitution for a text with a
+    placeholder that touches a word, as a tag may.
     """
     occurrences = protected.occurrences(text)
     if not occurrences or any(
         occurrence.touches_before or occurrence.touches_after for occurrence in occurrences.values()
     ):
         return
-    used_text = "\n".join([text, *others])
+    used_text = "\n".join([text, *other_texts])
     candidates = [
         word for word in words if not whole_word_pattern(word, ignore_case=True).search(used_text)
     ]

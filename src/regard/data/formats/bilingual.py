@@ -175,10 +175,8 @@ def _text_parts(element: Element) -> Iterator[str]:
 
 
 def _is_line_break(code: Element) -> bool:
-    code_type = code.get("ctype") or code.get("subType") or code.get("type") or ""
-    return code_type in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith(
-        "<br"
-    )
+    ctype = code.get("ctype") or code.get("subType") or code.get("type") or ""
+    return ctype in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith("<br")
 
 
 # ---------------------------------------------------------------------------------------------
