@@ -92,7 +92,7 @@ def translate(
     device_name = parse_choice(get_args(Device), device, "--device")
     choose_device(device_name)
     precisions = [
-        parse_choice(get_args(Precision), one, "--precision") for one in precision or ["auto"]
+        parse_choice(get_args(Precision), name, "--precision") for name in precision or ["auto"]
     ]
     count = threads or available_cores()
     with tempfile.TemporaryDirectory() as temporary:
@@ -102,7 +102,9 @@ def translate(
             if run is None
             else run_workload(run, batch)
         )
-        settings = [TranslateSetting(workload, one, beam, count, device_name) for one in precisions]
+        settings = [
+            TranslateSetting(workload, choice, beam, count, device_name) for choice in precisions
+        ]
         rows = measure(settings, peer or [], folder, repeats)
     load = os.getloadavg()[0]
     if as_json:

@@ -117,9 +117,11 @@ def check(
         {name: split.pairs() for name, split in held_out.items()},
     )
     report.skipped_lines = corpus.skipped()
-    given = {"--valid": valid, "--test": test, "--skip": skip, "--set": thresholds}
+    cleaning_options = {"--valid": valid, "--test": test, "--skip": skip, "--set": thresholds}
     cleaning = [
-        f"{option} {shlex.quote(value)}" for option in given for value in given[option] or ()
+        f"{option} {shlex.quote(value)}"
+        for option in cleaning_options
+        for value in cleaning_options[option] or ()
     ]
     report.next_steps = next_steps(
         report, f"{shlex.join(files)} {corpus.options()}".strip(), " ".join(cleaning)
@@ -171,24 +173,24 @@ def clean(
     corpus = Corpus(files, columns, languages, on_bad_line)
     check_distinct_files({**corpus.roles(), **_output_roles(output), "--report": report})
     held_out = corpus.held_out(valid, test)
-    with pair_files(output, corpus.languages, report) as out:
+    with pair_files(output, corpus.languages, report) as pair_output:
         rules = corpus.rules(skip, thresholds, held_out)
-        counts = _clean(corpus, rules, out)
+        counts = _clean(corpus, rules, pair_output)
     for line in corpus.skipped():
         typer.echo(line, err=True)
-    for rule, why in rules.skipped.items():
-        typer.echo(f"not applied: {rule}: {why}", err=True)
-    read = sum(counts.values())
+    for rule, reason in rules.skipped.items():
+        typer.echo(f"not applied: {rule}: {reason}", err=True)
+    total = sum(counts.values())
     kept = counts.pop("")
     print(
-        f"{' '.join(map(str, output))}: {kept:,} of {read:,} pairs kept ({kept / max(1, read):.1%})"
+        f"{' '.join(map(str, output))}: {kept:,} of {total:,} pairs kept ({kept / max(1, total):.1%})"
     )
     for rule, count in sorted(counts.items(), key=lambda item: -item[1]):
-        print(f"  {rule:20} {count:10,}  {count / read:7.2%}")
+        print(f"  {rule:20} {count:10,}  {count / total:7.2%}")
 
 
-def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
-    """Write each pair to one of the files. Returns the number of pairs by reason; "" are those that are kept."""
+def _clean(corpus: Corpus, rules: RuleSet, pair_output: PairFiles) -> dict[str, int]:
+    """Write each pair to one of the files. Returns the number of pairs by reason; the reason of kept pairs is empty."""
     import numpy as np
 
     from regard.data.text_features import batches
@@ -204,9 +206,9 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
         ):
             counts[reason] = counts.get(reason, 0) + 1
             if reason:
-                out.reject(reason, number, pair)
+                pair_output.reject(reason, number, pair)
             else:
-                out.writer.write(pair)
+                pair_output.writer.write(pair)
     return counts
 
 
@@ -232,9 +234,9 @@ def convert(
     corpus = Corpus(files, columns, languages, on_bad_line)
     check_distinct_files({**corpus.roles(), **_output_roles(output)})
     count = 0
-    with pair_files(output, corpus.languages) as out:
+    with pair_files(output, corpus.languages) as pair_output:
         for pair in progress(corpus.pairs(), "Converting"):
-            out.writer.write(pair)
+            pair_output.writer.write(pair)
             count += 1
     for line in corpus.skipped():
         typer.echo(line, err=True)
@@ -350,9 +352,9 @@ def prepare(
     from regard.training.run import prepare_data
 
     folder = out or Path("runs") / (Path(recipe).resolve().name.split(".")[0] or "data")
-    chosen = Shard.parse(shard) if shard else WHOLE
-    run = prepare_data(load_recipe(recipe, changes or []), folder, chosen, workers)
-    if chosen == WHOLE:
+    share = Shard.parse(shard) if shard else WHOLE
+    run = prepare_data(load_recipe(recipe, changes or []), folder, share, workers)
+    if share == WHOLE:
         print(f"{run}: data prepared")
 
 
@@ -370,7 +372,7 @@ class Corpus:
         from regard.data.corpus import CorpusPreview
         from regard.recipe import DataConfig
 
-        self.given = (columns, languages, on_bad_line)
+        self.read_options = (columns, languages, on_bad_line)
         self.names = files
         reading = {
             "columns": parse_two("--columns", columns),
@@ -397,14 +399,14 @@ class Corpus:
 
     def held_out(self, valid: list[str] | None, test: list[str] | None) -> dict[str, Corpus]:
         """The validation and test data that were given."""
-        given = {"valid": valid, "test": test}
-        return {name: self._like(files) for name, files in given.items() if files}
+        split_files = {"valid": valid, "test": test}
+        return {name: self._like(files) for name, files in split_files.items() if files}
 
     def _like(self, files: list[str]) -> Corpus:
         """Other files, read in the same way; parallel text files have no columns."""
         from regard.cli.train import data_files
 
-        columns, languages, on_bad_line = self.given
+        columns, languages, on_bad_line = self.read_options
         is_text = data_files(files, {"columns": None, "on_bad_line": "error"}).source
         return Corpus(files, None if is_text else columns, languages, on_bad_line)
 
@@ -433,17 +435,17 @@ class Corpus:
 
     def options(self) -> str:
         """How the files are read, as options of a command."""
-        columns, languages, on_bad_line = self.given
+        columns, languages, on_bad_line = self.read_options
         values = {"--columns": columns, "--languages": languages}
         words = [f"{option} {shlex.quote(value)}" for option, value in values.items() if value]
         return " ".join([*words, *(["--on-bad-line skip"] if on_bad_line == "skip" else [])])
 
 
-def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
+def progress(pairs: Iterable[Pair], activity: str) -> Iterator[Pair]:
     """Pass pairs through, and show the count and the speed on standard error."""
     from regard.training.progress import ProgressLine
 
-    line = ProgressLine(f"{what} pairs: ")
+    line = ProgressLine(f"{activity} pairs: ")
     for count, pair in enumerate(pairs, 1):
         yield pair
         if count % 1024 == 0:
@@ -489,11 +491,13 @@ def pair_files(
     from regard.storage.atomic_files import atomic_files
 
     names = [path.name for path in output]
-    kind = output_format(output[0]) if len(output) == 1 else None
+    format_class = output_format(output[0]) if len(output) == 1 else None
     with ExitStack() as stack:
         paths = stack.enter_context(atomic_files([*output, *([report] if report else [])]))
         writer: PairWriter = (
-            kind(paths[0], names[0], languages) if kind else ParallelWriter(paths[:2], names)
+            format_class(paths[0], names[0], languages)
+            if format_class
+            else ParallelWriter(paths[:2], names)
         )
         stack.enter_context(writer)
         rejected = None
@@ -524,15 +528,15 @@ def print_report(report: QualityReport) -> None:
         lines.append(f"{finding.rule}: {finding.count:,} ({finding.share:.2%}){action}")
         lines.append(f"  {finding.meaning}; {finding.advice}")
         for example in finding.examples:
-            why = f"  [{example.explanation}]" if example.explanation else ""
+            explanation = f"  [{example.explanation}]" if example.explanation else ""
             texts = "  →  ".join(_short(text) for text in (example.source, example.target))
-            lines.append(f"    {example.number:,}: {texts}{why}")
+            lines.append(f"    {example.number:,}: {texts}{explanation}")
     for split in report.held_out:
         lines.append(
             f"{split.name}: {split.overlap:,} of {split.sources:,} sources are in the training data; "
             f"{split.unknown_words:.1%} unknown words; vocabulary distance {split.distance:.3f} (0 to 1)"
         )
-    lines += [f"not applied: {rule}: {why}" for rule, why in report.not_applied.items()]
+    lines += [f"not applied: {rule}: {reason}" for rule, reason in report.not_applied.items()]
     lines += report.skipped_lines
     lines += ["", "What to do:", *(f"  {step}" for step in report.next_steps)]
     for line in lines:
@@ -540,5 +544,7 @@ def print_report(report: QualityReport) -> None:
 
 
 def _short(text: str) -> str:
-    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:60])
-    return f"{shown[:59]}…" if len(text) > 60 else shown or "(empty)"
+    visible = "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text[:60]
+    )
+    return f"{visible[:59]}…" if len(text) > 60 else visible or "(empty)"

@@ -46,19 +46,19 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
     documents: list[Path] = []
     for text in wild:
         files = matching_files(text) if text not in named else []
-        others = [file for file in files if not format_of_name(file)]
-        if len(others) == len(files):
+        other_files = [file for file in files if not format_of_name(file)]
+        if len(other_files) == len(files):
             continue
-        if others:
+        if other_files:
             raise RegardError(
-                f"{others[0]}: matches {text} but is not a document; add a suffix to the pattern"
+                f"{other_files[0]}: matches {text} but is not a document; add a suffix to the pattern"
             )
         named.append(text)
     for text in named:
         if Path(text).is_file():
             documents.append(Path(text))
-        elif found := matching_files(text):
-            documents += found
+        elif matches := matching_files(text):
+            documents += matches
         elif not any(map(str.isspace, text)):
             raise RegardError(f"{text}: no such file")
     for text in candidates:
@@ -67,8 +67,8 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
                 f"{text}: unknown document format; to translate its lines, use --input {text}"
             )
     if documents and len(named) < len(texts):
-        other = next(text for text in texts if text not in named)
-        raise RegardError(f"cannot mix documents and texts: {other!r} is not a document")
+        first_text = next(text for text in texts if text not in named)
+        raise RegardError(f"cannot mix documents and texts: {first_text!r} is not a document")
     return documents
 
 
@@ -76,9 +76,9 @@ def matching_files(pattern: str) -> list[Path]:
     """The files that match a pattern such as ``docs/*.md``, in order; hidden ones only if the pattern names them."""
     anchor = Path(pattern).anchor
     try:
-        found = Path(anchor or ".").glob(pattern[len(anchor) :])
+        paths = Path(anchor or ".").glob(pattern[len(anchor) :])
         hidden = Path(pattern).name.startswith(".")
-        return sorted(path for path in found if path.is_file() and (hidden or path.name[0] != "."))
+        return sorted(path for path in paths if path.is_file() and (hidden or path.name[0] != "."))
     except ValueError:  # a text such as **this**
         return []
 
@@ -87,19 +87,23 @@ def refuse_document_as_lines(run: Path, input: Path) -> None:
     """Refuse a document as ``--input``; the error message says how to translate it."""
     from regard.documents import format_of_content, format_of_name
 
-    kind = format_of_name(input)
-    if kind is None or not kind.why_not_lines:
-        kind = format_of_content(input)
-    if kind is None or not kind.why_not_lines:
+    document_format = format_of_name(input)
+    if document_format is None or not document_format.why_not_lines:
+        document_format = format_of_content(input)
+    if document_format is None or not document_format.why_not_lines:
         return
-    named = input if kind is format_of_name(input) else input.with_suffix(kind.suffixes[0])
+    named = (
+        input
+        if document_format is format_of_name(input)
+        else input.with_suffix(document_format.suffixes[0])
+    )
     rename = "" if named == input else f"rename it to {named.name}, then "
-    columns = " --columns NAME" if ".csv" in kind.suffixes else ""
+    columns = " --columns NAME" if ".csv" in document_format.suffixes else ""
     command = (
         f"regard translate {shlex.quote(str(run))} {shlex.quote(str(named))}{columns} --output FILE"
     )
     raise RegardError(
-        f"--input {input}: if translated line by line, {kind.why_not_lines}; {rename}use  {command}"
+        f"--input {input}: if translated line by line, {document_format.why_not_lines}; {rename}use  {command}"
     )
 
 
@@ -118,8 +122,13 @@ class Destination:
         from regard.documents import format_of_name
 
         if output is None:
-            kind = format_of_name(documents[0])
-            if len(documents) > 1 or as_json or kind is None or not kind.is_text:
+            document_format = format_of_name(documents[0])
+            if (
+                len(documents) > 1
+                or as_json
+                or document_format is None
+                or not document_format.is_text
+            ):
                 raise RegardError(
                     f"{documents[0]}: needs --output FILE, or --output FOLDER for several documents"
                 )
@@ -150,9 +159,9 @@ class Destination:
                 raise RegardError(
                     f"--output {output}: is also an input; choose another name or folder"
                 )
-            other = owners.setdefault(output.resolve(), document)
-            if other != document:
-                raise RegardError(f"{document} and {other} would both be written to {output}")
+            owner = owners.setdefault(output.resolve(), document)
+            if owner != document:
+                raise RegardError(f"{document} and {owner} would both be written to {output}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,9 +193,9 @@ def translate_documents(
         work = DocumentWork(job, path, documents[path], options, destination.as_json)
         if output is None:
             sentences = work.document.sentences
-            every = work.translate(sentences, 0) if sentences else []
+            translations = work.translate(sentences, 0) if sentences else []
             sys.stdout.flush()
-            sys.stdout.buffer.write(work.document.write(every))
+            sys.stdout.buffer.write(work.document.write(translations))
         else:
             work.write(output, overwrite)
 
@@ -194,8 +203,8 @@ def translate_documents(
 def _suffixes(path: Path) -> tuple[str, ...]:
     from regard.documents import format_of_name
 
-    kind = format_of_name(path)
-    return kind.suffixes if kind else ()
+    document_format = format_of_name(path)
+    return document_format.suffixes if document_format else ()
 
 
 def protect_placeholders(model: Translator, decoding: dict[str, Any]) -> dict[str, Any]:
@@ -233,36 +242,38 @@ class DocumentWork:
             progress = ProgressLine(f"{self.path}, sentences: ", len(sentences), done)
             while done < len(sentences) and not resumable.complete:
                 chunk = sentences[done : done + CHUNK_SENTENCES]
-                records = [write_record(one) for one in self.translate(chunk, done)]
+                records = [write_record(translation) for translation in self.translate(chunk, done)]
                 resumable.add(len(chunk), ["".join(f"{record}\n" for record in records)])
                 done += len(chunk)
                 progress.advance(done)
             progress.close()
         typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
 
-    def translate(self, sentences: Sequence[str], done: int) -> list[SentenceTranslation]:
-        """Translate sentences, each distinct one once. done: the number of sentences before them."""
+    def translate(self, sentences: Sequence[str], start: int) -> list[SentenceTranslation]:
+        """Translate sentences, each distinct one once. start: the number of sentences before them."""
         from regard.documents.base import SentenceTranslation
 
-        part = slice(done, done + len(sentences))
-        contexts = self.document.contexts(self.job.model.recipe.data.context)[part]
+        rows = slice(start, start + len(sentences))
+        contexts = self.document.contexts(self.job.model.recipe.data.context)[rows]
         inputs = list(zip(sentences, contexts, strict=True))
         distinct = list(dict.fromkeys(inputs))
         translations = self.job.translate_sentences(*map(list, zip(*distinct, strict=True)))
-        found = dict(zip(distinct, translations, strict=True))
-        every = []
-        for number, (both, tagged) in enumerate(
-            zip(inputs, self.document.has_elements[part], strict=True), done + 1
+        translation_of = dict(zip(distinct, translations, strict=True))
+        results = []
+        for number, (sentence_input, has_elements) in enumerate(
+            zip(inputs, self.document.has_elements[rows], strict=True), start + 1
         ):
-            sentence, text = both[0], found[both].text
-            self.job.report(f"{self.path}, sentence {number}", sentence, found[both])
+            sentence, text = sentence_input[0], translation_of[sentence_input].text
+            self.job.report(
+                f"{self.path}, sentence {number}", sentence, translation_of[sentence_input]
+            )
             if self.as_json:
                 entry = {"file": str(self.path), "source": sentence, "translation": text}
                 print(json.dumps(entry | self.job.memory_entry(sentence), ensure_ascii=False))
-            needs_alignment = tagged and text != sentence
+            needs_alignment = has_elements and text != sentence
             alignment = self._align(sentence, text) if needs_alignment else None
-            every.append(SentenceTranslation(text, alignment))
-        return every
+            results.append(SentenceTranslation(text, alignment))
+        return results
 
     def _align(self, sentence: str, translation: str) -> Any:
         from regard.inspection.alignment import align

@@ -120,26 +120,26 @@ def evaluate(
     }
     model = Model.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     _set_decoding(model, decoding)
-    given: dict[str, Any] = {role: str(file) for role, file in files.items() if file}
+    test_files: dict[str, Any] = {role: str(file) for role, file in files.items() if file}
     if columns or languages or parse_bad_lines(on_bad_line) == "skip":
         if not (pairs or source):
             option = "--columns" if columns else "--languages" if languages else "--on-bad-line"
             raise RegardError(f"{option} needs --pairs or --source")
-        given |= {"columns": parse_two("--columns", columns), "on_bad_line": on_bad_line}
-        _check_direction(model, given["columns"])
-    test = _test_pairs(model, given, to, parse_two("--languages", languages))
+        test_files |= {"columns": parse_two("--columns", columns), "on_bad_line": on_bad_line}
+        _check_direction(model, test_files["columns"])
+    test = _test_pairs(model, test_files, to, parse_two("--languages", languages))
     model.start_workers()
     comparisons: list[Any] = []
     overlap = None
     if against is not None:
-        other = type(model).load(
+        compared_model = type(model).load(
             run_folders(against), precision=parse_precision(precision), threads=threads
         )
-        other.start_workers()
-        _set_decoding(other, decoding)
+        compared_model.start_workers()
+        _set_decoding(compared_model, decoding)
         # A model that is scored by its probabilities cannot be compared, and has no outputs.
         outputs = [] if model.recipe.text_only else _predict(model, test)
-        results, comparisons = model.compare(other, test, outputs)
+        results, comparisons = model.compare(compared_model, test, outputs)
         overlap = _overlap(model, outputs, test)
     elif model.recipe.text_only:
         results = model.evaluate(test)
@@ -261,12 +261,12 @@ def _test_pairs(
         ) from None
     skipped = Skipped()
     # The languages of the model select those of a file that has several.
-    both = languages or data.languages
-    test_data = DataConfig(root=".", train=test, languages=both, context=data.context)
-    found = list(read_pairs(test, test_data, "", skipped))
+    language_pair = languages or data.languages
+    test_data = DataConfig(root=".", train=test, languages=language_pair, context=data.context)
+    test_pairs = list(read_pairs(test, test_data, "", skipped))
     for line in skipped.messages():
         typer.echo(line, err=True)
-    return found
+    return test_pairs
 
 
 # ---------------------------------------------------------------------------------------------
@@ -412,9 +412,9 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
             raise RegardError(
                 f"{error}; use --pairs FILE to measure --heads on other data"
             ) from None
-    given = _test_pairs(model, {"pairs": str(file)}, to)
-    if found := [pair for pair in given if all(map(str.strip, pair))]:
-        return found
+    candidates = _test_pairs(model, {"pairs": str(file)}, to)
+    if nonblank := [pair for pair in candidates if all(map(str.strip, pair))]:
+        return nonblank
     raise RegardError(f"{file}: no pairs to measure the heads on")
 
 
@@ -430,7 +430,7 @@ def measure_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
         model,
         sources,
         references,
-        progress=lambda done, _: line.advance(done),
+        progress=lambda count, _: line.advance(count),
         correct=pronoun_test(model, references),
         tested="pronouns",
     )

@@ -158,17 +158,25 @@ def list_claims(as_json: AsJson = False) -> None:
     stored = stored_results()
     if as_json:
         claims = [
-            {"name": one.name, "question": one.question, "told": one.told, "source": one.source}
-            | {"evidence": stored[one.name]}
-            for one in CLAIMS.values()
+            {
+                "name": claim.name,
+                "question": claim.question,
+                "told": claim.told,
+                "source": claim.source,
+            }
+            | {"evidence": stored[claim.name]}
+            for claim in CLAIMS.values()
         ]
         print(json.dumps(claims, indent=2, ensure_ascii=False))
         return
     width = max(map(len, CLAIMS))
     for claim in CLAIMS.values():
-        found = [f"{one['verdict']} ({kind})" for kind, one in stored[claim.name].items()]
+        verdicts = [
+            f"{evidence['verdict']} ({evidence_kind})"
+            for evidence_kind, evidence in stored[claim.name].items()
+        ]
         print(f"{claim.name:{width}}  {claim.question}")
-        print(f"{'':{width}}  {', '.join(found) or f'not run yet: regard lab run {claim.name}'}")
+        print(f"{'':{width}}  {', '.join(verdicts) or f'not run yet: regard lab run {claim.name}'}")
 
 
 @lab.command("run")
@@ -207,8 +215,8 @@ def run_claims(
 
     if bool(names) == every:
         raise RegardError("expected names of claims, or --all")
-    chosen = names or [one.name for one in CLAIMS.values() if one.variants]
-    found = run_lab(
+    chosen = names or [claim.name for claim in CLAIMS.values() if claim.variants]
+    evidence_by_claim = run_lab(
         chosen,
         out,
         device=device,
@@ -218,14 +226,14 @@ def run_claims(
         report=_progress,
     )
     if as_json:
-        answer = {name: evidence.to_json() for name, evidence in found.items()}
+        answer = {name: evidence.to_json() for name, evidence in evidence_by_claim.items()}
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return
     for name in dict.fromkeys(chosen):
-        if name not in found:
+        if name not in evidence_by_claim:
             print(f"{name}: not complete yet; run the same command to resume")
             continue
-        print(f"{name}: {found[name].verdict}")
+        print(f"{name}: {evidence_by_claim[name].verdict}")
         print(f"  {CLAIMS[name].told}")
-        for fact in found[name].facts:
+        for fact in evidence_by_claim[name].facts:
             print(f"  - {fact}")

@@ -28,7 +28,7 @@ ANALYSIS = "Evaluate and inspect"
 DEPLOYMENT = "Serve and convert"
 
 RENAMED_COMMANDS = {"continue": "generate"}
-"""Commands of earlier versions and their present names."""
+"""Commands of earlier versions and their current names."""
 
 _DECODING = {
     "--alpha": "--length-penalty",
@@ -46,7 +46,7 @@ RENAMED_OPTIONS: dict[str, dict[str, str]] = {
     "look": _DECODING,
     "distill": {"--alpha": "--length-penalty", "--turned": "--back-translation"},
 }
-"""Options of earlier versions and their present names, by command."""
+"""Options of earlier versions and their current names, by command."""
 
 
 def _print_version(requested: bool) -> None:
@@ -99,7 +99,7 @@ COMMANDS = {
 
 def make_app(command: str = "") -> typer.Typer:
     """The program with all commands, or with one command, in which case only its module is imported."""
-    made = typer.Typer(
+    program = typer.Typer(
         cls=Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -107,17 +107,17 @@ def make_app(command: str = "") -> typer.Typer:
         help="Train, evaluate, inspect and serve Transformer models for translation and other text tasks.",
         epilog="New here? Try  regard demo  or, with your own files,  regard train SOURCE TARGET",
     )
-    made.callback()(_global_options)
+    program.callback()(_global_options)
     for name, (location, panel) in COMMANDS.items():
         if command in ("", name):
             module, attribute = location.split(":")
-            found = getattr(import_module(f"regard.cli.{module}"), attribute)
-            if isinstance(found, typer.Typer):
-                made.add_typer(found, name=name, rich_help_panel=panel)
+            entry = getattr(import_module(f"regard.cli.{module}"), attribute)
+            if isinstance(entry, typer.Typer):
+                program.add_typer(entry, name=name, rich_help_panel=panel)
             else:
-                made.command(name, rich_help_panel=panel)(found)
-    _prepare_help(made)
-    return made
+                program.command(name, rich_help_panel=panel)(entry)
+    _prepare_help(program)
+    return program
 
 
 def __getattr__(name: str) -> Any:
@@ -135,7 +135,7 @@ def _prepare_help(commands: typer.Typer) -> None:
     for command in commands.registered_commands:
         command.cls = Command
         text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
-        command.help = "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))
     for group in commands.registered_groups:
         if group.typer_instance:
             _prepare_help(group.typer_instance)
@@ -201,7 +201,11 @@ def _run(arguments: Sequence[str]) -> object:
     takes as long as the whole translation.
     """
     command = arguments[0] if arguments and arguments[0] in COMMANDS else ""
-    if command != "translate" or len(arguments) < 3 or any(one[:1] == "-" for one in arguments):
+    if (
+        command != "translate"
+        or len(arguments) < 3
+        or any(argument[:1] == "-" for argument in arguments)
+    ):
         return make_app(command)(prog_name="regard", standalone_mode=False)
     from regard.cli.options import call_with_defaults
     from regard.cli.translate import translate
@@ -217,7 +221,7 @@ def note_interrupts() -> Iterator[threading.Event]:
     event = threading.Event()
     usual = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if usual is not signal.default_int_handler or not in_main_thread:  # it is the caller's concern
+    if usual is not signal.default_int_handler or not in_main_thread:  # the caller handles it
         yield event
         return
 
@@ -234,7 +238,7 @@ def note_interrupts() -> Iterator[threading.Event]:
 
 def _check_renamed(arguments: Sequence[str]) -> None:
     """Refuse the commands and options of earlier versions, and name their replacements."""
-    command = next((one for one in arguments if not one.startswith("-")), "")
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
     if command in RENAMED_COMMANDS:
         raise RegardError(f"the command {command} was renamed to {RENAMED_COMMANDS[command]}")
     renamed = RENAMED_OPTIONS.get(command, {})
@@ -306,9 +310,10 @@ def limit_onednn_cache(command: Sequence[str] = ()) -> None:
 
     oneDNN compiles a kernel for each shape and caches about a thousand of them, twice: 0.8 GB, however small the model.
     Sentences that end one by one give a new shape in every step; shapes that recur do so soon. A training step has
-    about a hundred products, and packed rows have a few sizes. The variables are read when the first kernel is made.
+    about a hundred matrix products, and packed rows have a few sizes. The variables are read when the first kernel is
+    compiled.
     """
-    training = any(one in ("train", "demo", "bench") for one in command)
+    training = any(name in ("train", "demo", "bench") for name in command)
     kernels = CACHED_TRAINING_KERNELS if training else CACHED_KERNELS
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", kernels)
     os.environ.setdefault("LRU_CACHE_CAPACITY", kernels)

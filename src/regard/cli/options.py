@@ -55,7 +55,7 @@ class DefaultGroup(Group):
     default_command = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        asks_for_help = any(one in ctx.help_option_names for one in args[:1])
+        asks_for_help = any(argument in ctx.help_option_names for argument in args[:1])
         if not asks_for_help and (not args or args[0] not in self.commands):
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
@@ -219,10 +219,10 @@ def parse_two(option: str, value: str | None) -> tuple[str, str] | None:
     """Check the value of an option that names source and target."""
     if value is None:
         return None
-    parts = [part.strip() for part in value.split(",")]
-    if len(parts) != 2 or not all(parts):
+    names = [name.strip() for name in value.split(",")]
+    if len(names) != 2 or not all(names):
         raise RegardError(f"{option} {value}: expected two names and a comma, for example en,de")
-    return parts[0], parts[1]
+    return names[0], names[1]
 
 
 def parse_bad_lines(value: str) -> str:
@@ -362,12 +362,12 @@ def decoding_options(
     The parameters are the options of the command line: see ``with_decoding_options``.
     """
     options = {name: value for name, value in locals().items() if name != "overrides"}
-    given = {name: value for name, value in options.items() if value is not None}
+    specified = {name: value for name, value in options.items() if value is not None}
     if overrides:
         from regard.recipe import decoding_overrides
 
-        given |= decoding_overrides(overrides)
-    return given
+        specified |= decoding_overrides(overrides)
+    return specified
 
 
 def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -376,8 +376,8 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     The command gets the result of ``decoding_options`` instead.
     """
     shared = _parameters(decoding_options)
-    own = _parameters(command)
-    index = [parameter.name for parameter in own].index("decoding")
+    command_parameters = _parameters(command)
+    index = [parameter.name for parameter in command_parameters].index("decoding")
     names = [parameter.name for parameter in shared]
 
     def run(**arguments: Any) -> None:
@@ -385,7 +385,7 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**arguments, decoding=decoding)
 
     decorated: Any = update_wrapper(run, command)
-    parameters = [*own[:index], *shared, *own[index + 1 :]]
+    parameters = [*command_parameters[:index], *shared, *command_parameters[index + 1 :]]
     decorated.__signature__ = inspect.Signature(parameters)
     decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -394,7 +394,7 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
 def call_with_defaults(command: Callable[..., None], **arguments: Any) -> None:
     """Call a command as the command line does, with the default of every option that is not given."""
     parameters = inspect.signature(command).parameters
-    command(**{name: one.default for name, one in parameters.items()} | arguments)
+    command(**{name: parameter.default for name, parameter in parameters.items()} | arguments)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -58,26 +58,28 @@ def list_runs(
         typer.echo(f"{folder}: no runs; regard train creates one", err=True)
     summaries = [summarize(run, verify) for run in runs]
     if as_json:
-        print(json.dumps([one.to_json() for one in summaries], indent=2, ensure_ascii=False))
+        print(
+            json.dumps([summary.to_json() for summary in summaries], indent=2, ensure_ascii=False)
+        )
         return
     rows = [
         [
-            str(one.run),
-            one.task or "-",
-            one.languages or "-",
-            "-" if one.parameters is None else f"{one.parameters / 1e6:.1f} M",
-            one.score or "-",
-            one.state,
-            _bytes(one.disk),
+            str(summary.run),
+            summary.task or "-",
+            summary.languages or "-",
+            "-" if summary.parameters is None else f"{summary.parameters / 1e6:.1f} M",
+            summary.score or "-",
+            summary.state,
+            _bytes(summary.disk),
         ]
-        for one in summaries
+        for summary in summaries
     ]
     header = ["run", "task", "languages", "size", "score", "state", "disk"]
     for line in _table([header, *rows] if rows else []):
         print(line)
-    for one in summaries:
-        if one.problem is not None:
-            typer.echo(one.problem, err=True)
+    for summary in summaries:
+        if summary.problem is not None:
+            typer.echo(summary.problem, err=True)
 
 
 @app.command("compare")
@@ -96,27 +98,27 @@ def compare_command(
 
     if len(runs) < 2:
         raise RegardError("expected at least two runs to compare")
-    found = compare_runs([RunDir(run) for run in runs], lambda text: typer.echo(text, err=True))
+    report = compare_runs([RunDir(run) for run in runs], lambda text: typer.echo(text, err=True))
     if as_json:
-        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
         return
-    for run, results in zip(found.runs, found.scores, strict=True):
+    for run, results in zip(report.runs, report.scores, strict=True):
         print(run)
         for result in results:
             print(f"  {result}")
         if not results:
             print("  no test scores")
     print()
-    for run, comparisons in zip(found.runs[1:], found.comparisons, strict=False):
-        print(f"{run} against {found.runs[0]}")
+    for run, comparisons in zip(report.runs[1:], report.comparisons, strict=False):
+        print(f"{run} against {report.runs[0]}")
         for comparison in comparisons:
             print(f"  {comparison}")
         print()
-    if found.not_compared is not None:
-        print(f"No significance tests: {found.not_compared}\n")
-    if found.differences:
-        names = [run.folder.name for run in found.runs]
-        rows = [[key, *values] for key, values in found.differences.items()]
+    if report.not_compared is not None:
+        print(f"No significance tests: {report.not_compared}\n")
+    if report.differences:
+        names = [run.folder.name for run in report.runs]
+        rows = [[key, *values] for key, values in report.differences.items()]
         for line in _table([["recipe", *names], *rows]):
             print(line)
     else:
@@ -143,16 +145,20 @@ def prune(
     from regard.storage.run_listing import find_runs, prunable, prune as delete, summarize
 
     runs = [run for folder in folders or [DEFAULT_FOLDER] for run in find_runs(folder)]
-    found = [one for run in runs if (one := prunable(summarize(run))).bytes]
-    freed = sum(map(delete, found)) if yes else 0
-    total = freed if yes else sum(one.bytes for one in found)
+    candidates = [candidate for run in runs if (candidate := prunable(summarize(run))).bytes]
+    freed = sum(map(delete, candidates)) if yes else 0
+    total = freed if yes else sum(candidate.bytes for candidate in candidates)
     if as_json:
-        answer = {"deleted": yes, "bytes": total, "runs": [one.to_json() for one in found]}
+        answer = {
+            "deleted": yes,
+            "bytes": total,
+            "runs": [candidate.to_json() for candidate in candidates],
+        }
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return
-    for one in found:
-        print(_describe(one))
-    if not found:
+    for candidate in candidates:
+        print(_describe(candidate))
+    if not candidates:
         print("nothing to delete")
     elif yes:
         print(f"{_bytes(total)} deleted")
@@ -160,16 +166,16 @@ def prune(
         print(f"{_bytes(total)} in total; nothing was deleted (--yes deletes these files)")
 
 
-def _describe(found: Prunable) -> str:
+def _describe(candidate: Prunable) -> str:
     """One line: the files of a run that can be deleted."""
-    parts = [
-        f"{len(files)} {kind} {_bytes(found.bytes_of(kind))}"
-        if kind == "checkpoints"
-        else f"{kind} {_bytes(found.bytes_of(kind))}"
-        for kind, files in found.files.items()
+    listed = [
+        f"{len(files)} {category} {_bytes(candidate.bytes_of(category))}"
+        if category == "checkpoints"
+        else f"{category} {_bytes(candidate.bytes_of(category))}"
+        for category, files in candidate.files.items()
         if files
     ]
-    return f"{found.run}: {', '.join(parts)}"
+    return f"{candidate.run}: {', '.join(listed)}"
 
 
 def _bytes(count: int) -> str:

@@ -136,8 +136,8 @@ def serve(
         )
         if access_log is not None:
             _write_access_log(access_log)
-        how = parse_precision(precision)
-        run_server(runs, host, port, settings, "auto", how, threads, pair, workers)
+        chosen_precision = parse_precision(precision)
+        run_server(runs, host, port, settings, "auto", chosen_precision, threads, pair, workers)
 
 
 @contextmanager

@@ -56,9 +56,9 @@ def classify(
 
     def lines() -> Iterator[str]:
         for chunk in chunks(input_lines(texts, input), streamed=not texts and not input):
-            for found in model.classify(chunk):
-                plain = f"{found.label}\t{found.probability:.4f}"
-                yield _json(found._asdict()) if as_json else plain
+            for result in model.classify(chunk):
+                line = f"{result.label}\t{result.probability:.4f}"
+                yield _json(result._asdict()) if as_json else line
 
     write_lines(lines(), output)
 
@@ -79,7 +79,9 @@ def fill(
 
     gaps = MaskedLM.load(run).fill(text, best)
     if as_json:
-        print(_json({"text": text, "gaps": [[one._asdict() for one in gap] for gap in gaps]}))
+        print(
+            _json({"text": text, "gaps": [[filling._asdict() for filling in gap] for gap in gaps]})
+        )
         return
     for number, gap in enumerate(gaps, 1):
         prefix = f"{number}\t" if len(gaps) > 1 else ""

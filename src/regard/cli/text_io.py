@@ -76,13 +76,13 @@ def _text_column(path: Path, schema: pa.Schema, column: str | None) -> str:
 
     is_text = (pa.types.is_string, pa.types.is_large_string)
     names = [field.name for field in schema if any(test(field.type) for test in is_text)]
-    known = [name for name in ("source", "text") if name in names]
-    chosen = column or (known[0] if known else names[0] if len(names) == 1 else None)
+    preferred = [name for name in ("source", "text") if name in names]
+    chosen = column or (preferred[0] if preferred else names[0] if len(names) == 1 else None)
     if chosen in names:
         return str(chosen)
-    found = ", ".join(names) or "none"
+    available = ", ".join(names) or "none"
     problem = f"--columns {column}: no such column of texts in" if column else "--input"
-    raise RegardError(f"{problem} {path}; choose one with --columns; columns of texts: {found}")
+    raise RegardError(f"{problem} {path}; choose one with --columns; columns of texts: {available}")
 
 
 def total_lines(input: Path, column: str | None = None) -> int:
@@ -124,8 +124,8 @@ def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
         from regard.data.prefetch import available_items
 
         return available_items(items, CHUNK_LINES)
-    rest = iter(items)
-    return iter(lambda: list(islice(rest, CHUNK_LINES)), [])
+    iterator = iter(items)
+    return iter(lambda: list(islice(iterator, CHUNK_LINES)), [])
 
 
 def write_lines(lines: Iterator[str], output: Path | None) -> None:

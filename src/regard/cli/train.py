@@ -133,16 +133,16 @@ def train(
 
     Without a recipe, Regard chooses one from the data. To resume, run the same command again.
     """
-    started = os.environ.get(
+    world_size = os.environ.get(
         "WORLD_SIZE"
     )  # set by torchrun, or for the processes that are started here
-    if processes is not None and started is None and processes > 1:
+    if processes is not None and world_size is None and processes > 1:
         from regard.training.distributed import run_processes
 
         raise typer.Exit(run_processes(sys.argv[1:], processes))
-    if processes is not None and (started or "1") != str(processes):
+    if processes is not None and (world_size or "1") != str(processes):
         raise RegardError(
-            f"--processes {processes}: WORLD_SIZE is {started}; omit --processes or unset WORLD_SIZE"
+            f"--processes {processes}: WORLD_SIZE is {world_size}; omit --processes or unset WORLD_SIZE"
         )
     if not all(data):
         raise RegardError("a file name is empty")
@@ -158,14 +158,14 @@ def train(
     }
     fine_tuning = _fine_tuning(from_, mix, freeze, extend_vocab)
     planned = _plan(data, changes or [], reading, fine_tuning, out, minutes)
-    left = None
+    minutes_left = None
     if planned.minutes is not None:
-        left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
+        minutes_left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
     try:
         run_training(
             planned.recipe,
             planned.out,
-            left,
+            minutes_left,
             automatic=planned.automatic,
             tune_decoding=planned.tune_decoding,
         )
@@ -179,12 +179,12 @@ def _fine_tuning(
     """The options of fine-tuning; None if a model is trained from scratch."""
     from regard.training.fine_tuning import FineTuning
 
-    groups = None if freeze is None else tuple(part.strip() for part in freeze.split(","))
-    given = {"--mix": mix, "--freeze": freeze, "--extend-vocab": extend_vocab}
+    groups = None if freeze is None else tuple(group.strip() for group in freeze.split(","))
+    options = {"--mix": mix, "--freeze": freeze, "--extend-vocab": extend_vocab}
     if run is not None:
         return FineTuning(run, mix, groups, extend_vocab)
-    if wrong := [f"{option} {value}" for option, value in given.items() if value is not None]:
-        raise RegardError(f"{wrong[0]}: only for fine-tuning; name the run with --from")
+    if misplaced := [f"{option} {value}" for option, value in options.items() if value is not None]:
+        raise RegardError(f"{misplaced[0]}: only for fine-tuning; name the run with --from")
     return None
 
 
@@ -272,12 +272,12 @@ def _automatic(
         return _Planned(recipe, out, minutes, tune)
     config = DataConfig(root=root, train=files, languages=languages)
     preview = CorpusPreview(files, config)
-    known = None if files.source and not config.languages else preview.languages
-    chosen = autoconfigure(files, root, changes, known, preview.pairs(), minutes)
+    detected_languages = None if files.source and not config.languages else preview.languages
+    automatic = autoconfigure(files, root, changes, detected_languages, preview.pairs(), minutes)
     _print_reasons("The data:", preview.lines())
     title = "No recipe was given. This one was chosen for the data and the device:"
-    _print_reasons(title, chosen.reasons)
-    return _Planned(chosen.recipe, out, chosen.minutes, tune, chosen)
+    _print_reasons(title, automatic.reasons)
+    return _Planned(automatic.recipe, out, automatic.minutes, tune, automatic)
 
 
 def _print_reasons(title: str, lines: list[str]) -> None:
@@ -425,8 +425,8 @@ def distill(
         share,
         **decoding,
     )
-    written = share.path(output)
-    print(f"{written}: {count:,} pairs; train a student on them with  regard train {written}")
+    path = share.path(output)
+    print(f"{path}: {count:,} pairs; train a student on them with  regard train {path}")
 
 
 def average(
@@ -503,9 +503,9 @@ def plan(
     from regard.training.cost_model import ACCELERATORS, CPU, describe, estimate
 
     name = parse_choice([*ACCELERATORS, CPU], kind, "--kind")
-    found = estimate(load_recipe(recipe, changes or []), name, gpus or [1, 8, 64, 512])
+    estimates = estimate(load_recipe(recipe, changes or []), name, gpus or [1, 8, 64, 512])
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(estimates, indent=2))
         return
-    for line in describe(found, price):
+    for line in describe(estimates, price):
         print(line)

@@ -247,11 +247,11 @@ def translate(
         translate_documents(job, destination, columns, overwrite)
         return
     files = [path for path in (output, alignment) if path]
-    # What is read from a device or pipe is gone, and a device may have no end.
+    # Input from a device or pipe cannot be read again, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
-    first, last = 0, count_lines(input)
+    start, stop = 0, count_lines(input)
     if key is not None and input and share != WHOLE:
-        first, last = share.bounds(total_lines(input, columns), CHUNK_LINES)
+        start, stop = share.bounds(total_lines(input, columns), CHUNK_LINES)
         key["shard"] = str(share)
     if key is not None and columns:
         key["columns"] = columns
@@ -264,26 +264,26 @@ def translate(
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
         if confidence or as_json:
             typer.echo(job.describe_confidence(), err=True)
-        where = str(input or "the texts")
-        lines = _with_parses(input_lines(texts, input, columns), parses, where)
+        input_name = str(input or "the texts")
+        lines = _with_parses(input_lines(texts, input, columns), parses, input_name)
         # The lines that are done are skipped, but the last of them may be context.
-        skipped = deque(islice(lines, first + done), maxlen=model.recipe.data.context)
+        skipped = deque(islice(lines, start + done), maxlen=model.recipe.data.context)
         job.previous = [line for line, _ in skipped]
         # Where translations go to the terminal, they are the progress.
         hidden = output is None and sys.stdout.isatty()
-        progress = ProgressLine("Lines: ", None if last is None else last - first, done)
-        if share != WHOLE and last is not None:
-            lines = islice(lines, last - first - done)
+        progress = ProgressLine("Lines: ", None if stop is None else stop - start, done)
+        if share != WHOLE and stop is not None:
+            lines = islice(lines, stop - start - done)
         for chunk in chunks(lines, streamed=not texts and not input):
-            translated, aligned = job.translate(chunk, first + done)
+            translated, aligned = job.translate(chunk, start + done)
             done += len(chunk)
             if not hidden:
                 progress.advance(done)
             if output is None:
                 print(translated, end="", flush=True)
             if resumable:
-                written = ([translated] if output else []) + ([aligned] if alignment else [])
-                resumable.add(len(chunk), written)
+                chunk_texts = ([translated] if output else []) + ([aligned] if alignment else [])
+                resumable.add(len(chunk), chunk_texts)
         progress.close()
         job.report_flagged_lines()
 
@@ -317,22 +317,22 @@ def _to_parquet(lines: Iterator[str]) -> bytes:
     sink = pa.BufferOutputStream()
     with ParquetWriter(sink, schema) as writer:
         while group := [json.loads(line) for line in islice(lines, ROW_GROUP)]:
-            best = [one["translations"][0] for one in group]
+            best_translations = [record["translations"][0] for record in group]
             columns = {
-                "source": [one["source"] for one in group],
-                "translation": [one["text"] for one in best],
-                "confidence": [one["confidence"] for one in best],
+                "source": [record["source"] for record in group],
+                "translation": [translation["text"] for translation in best_translations],
+                "confidence": [translation["confidence"] for translation in best_translations],
             }
             writer.write_table(pa.table(columns, schema))
     return bytes(sink.getvalue())
 
 
-def refuse_options(what: str, options: Mapping[str, object]) -> None:
+def refuse_options(subject: str, options: Mapping[str, object]) -> None:
     """Refuse options that apply to whole lines."""
-    given = [f"--{name}" for name, value in options.items() if value]
-    if given:
+    conflicting = [f"--{name}" for name, value in options.items() if value]
+    if conflicting:
         raise RegardError(
-            f"{what}: cannot be combined with {', '.join(given)}, which apply to whole lines"
+            f"{subject}: cannot be combined with {', '.join(conflicting)}, which apply to whole lines"
         )
 
 

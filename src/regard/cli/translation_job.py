@@ -80,8 +80,8 @@ class TranslationJob:
     ) -> list[Translation]:
         """The best translation of each sentence, from the memory or from the model. contexts: what precedes each."""
         terms = [self._terms(sentence) for sentence in sentences]
-        found = self._search(sentences, [None] * len(sentences), terms, contexts)
-        return [best for best, *_ in found]
+        results = self._search(sentences, [None] * len(sentences), terms, contexts)
+        return [best for best, *_ in results]
 
     def match(self, text: str) -> Match | None:
         """The most similar text in the memory, if it is similar enough."""
@@ -114,13 +114,13 @@ class TranslationJob:
             "memory": self.memory and self.memory.fingerprint(),
         }
 
-    def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
-        """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
+    def translate(self, chunk: Sequence[Line], start: int) -> tuple[str, str]:
+        """The output for a chunk and its alignment, as lines of text. start: the number of lines before the chunk."""
         from regard.data.pairs import previous_sentences
 
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
-        self._refuse_long_lines(lines, done)
-        self._warn_of_long_lines(lines, done)
+        self._refuse_long_lines(lines, start)
+        self._warn_of_long_lines(lines, start)
 
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
@@ -135,7 +135,7 @@ class TranslationJob:
         self.previous = lines
         output: list[str] = []
         aligned: list[str] = []
-        for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
+        for number, (line, translations) in enumerate(zip(lines, results, strict=True), start + 1):
             self._warn_of_violations(f"line {number}", line, translations)
             for text in self._units(line):
                 self._report_match(f"line {number}", text)
@@ -155,19 +155,20 @@ class TranslationJob:
         """Translate texts. contexts: the sentences before each, for models with context."""
         from regard.tasks.translation import EMPTY
 
-        known = [self.memory.exact(text) if self.memory else None for text in texts]
-        if any(known):
-            rest = [row for row, match in enumerate(known) if match is None]
-            found = iter(
+        matches = [self.memory.exact(text) if self.memory else None for text in texts]
+        if any(matches):
+            unmatched = [row for row, match in enumerate(matches) if match is None]
+            translations = iter(
                 self._search(
-                    [texts[row] for row in rest],
-                    [parses[row] for row in rest],
-                    [terms[row] for row in rest],
-                    [contexts[row] for row in rest] if contexts else None,
+                    [texts[row] for row in unmatched],
+                    [parses[row] for row in unmatched],
+                    [terms[row] for row in unmatched],
+                    [contexts[row] for row in unmatched] if contexts else None,
                 )
             )
             return [
-                [EMPTY._replace(text=match.target)] if match else next(found) for match in known
+                [EMPTY._replace(text=match.target)] if match else next(translations)
+                for match in matches
             ]
         return self.model.search(
             texts,
@@ -188,22 +189,24 @@ class TranslationJob:
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
         count = self.model.recipe.data.context
-        contexts = [one for text in texts for one in previous_sentences(text.sentences, count)]
-        found = iter(self._search(sentences, [None] * len(sentences), terms, contexts))
+        contexts = [
+            context for text in texts for context in previous_sentences(text.sentences, count)
+        ]
+        results = iter(self._search(sentences, [None] * len(sentences), terms, contexts))
         joined = []
         for text in texts:
-            best = [next(found)[0] for _ in text.sentences]
+            best = [next(results)[0] for _ in text.sentences]
             details = [
                 {"source": sentence, **translation._asdict(), **self.memory_entry(sentence)}
                 for sentence, translation in zip(text.sentences, best, strict=True)
             ]
-            whole = text.join([translation.text for translation in best])
+            joined_text = text.join([translation.text for translation in best])
             confidence = min((translation.confidence for translation in best), default=1.0)
-            joined.append([JoinedTranslation(whole, details, confidence)])
+            joined.append([JoinedTranslation(joined_text, details, confidence)])
         return joined
 
     def _units(self, line: str) -> list[str]:
-        """What is looked up in the memory: the line or its sentences."""
+        """The texts to look up in the memory: the line or its sentences."""
         if not self.by_sentence:
             return [line]
         return split_text(line, self._source_language).sentences
@@ -225,12 +228,12 @@ class TranslationJob:
 
     # Warnings and refusals
 
-    def _refuse_long_lines(self, lines: Sequence[str], done: int) -> None:
+    def _refuse_long_lines(self, lines: Sequence[str], start: int) -> None:
         """Refuse a line whose translation as one text would take too much time and memory."""
         if self.by_sentence or self.model.recipe.data.clean.truncate:
             return
         limit = self.model.max_text_tokens
-        for number, line in enumerate(lines, done + 1):
+        for number, line in enumerate(lines, start + 1):
             if len(line.encode(errors="replace")) <= limit:  # a token has at least about one byte
                 continue
             if (tokens := self._count_tokens(line)) > limit:
@@ -247,16 +250,16 @@ class TranslationJob:
     @property
     def _needs_whole_lines(self) -> bool:
         """Whether an option is given that cannot be combined with --sentences."""
-        whole = self.with_alignment or self.with_parses or self.nbest > 1
-        return whole or self.length is not None or bool(self.prefix)
+        has_line_option = self.with_alignment or self.with_parses or self.nbest > 1
+        return has_line_option or self.length is not None or bool(self.prefix)
 
-    def _warn_of_long_lines(self, lines: Sequence[str], done: int) -> None:
+    def _warn_of_long_lines(self, lines: Sequence[str], start: int) -> None:
         """Warn once of a line with several sentences, or with more tokens than the model was trained on."""
         # A model that truncates its sources was trained on long texts; a dependency tree belongs to one sentence.
         truncates = self.model.recipe.data.clean.truncate
         if self.by_sentence or truncates or self.with_parses:
             return
-        for number, line in enumerate(lines, done + 1):
+        for number, line in enumerate(lines, start + 1):
             if self.warned:
                 return
             if problem := self._too_long(line):
@@ -264,11 +267,11 @@ class TranslationJob:
                 typer.echo(f"line {number} has {problem}", err=True)
 
     def _too_long(self, line: str) -> str | None:
-        """What a warning says about a line; None if the line is fine."""
-        whole = self._needs_whole_lines
+        """The warning about a line; None if the line is fine."""
+        needs_whole_lines = self._needs_whole_lines
         count = count_sentences(line, self._source_language)
         if count > 1:
-            advice = "" if whole else "; use --sentences to translate each separately"
+            advice = "" if needs_whole_lines else "; use --sentences to translate each separately"
             return f"{count} sentences and is translated as one{advice}"
         longest = self.model.recipe.data.clean.max_tokens
         if len(line.encode(errors="replace")) <= longest:  # a token has at least about one byte
@@ -276,7 +279,7 @@ class TranslationJob:
         tokens = self._count_tokens(line)
         if tokens <= longest:
             return None
-        advice = "" if whole else "; use --sentences to split it"
+        advice = "" if needs_whole_lines else "; use --sentences to split it"
         return (
             f"{tokens:,} tokens, but the model was trained on at most {longest:,}: parts of it may be lost"
             f"{advice}"
@@ -304,12 +307,12 @@ class TranslationJob:
         from regard.data.words import whole_word_pattern
 
         terms = self._terms(line)
-        for one in translations:
-            problems = self._protected.mismatches(line, one.text)
+        for translation in translations:
+            problems = self._protected.mismatches(line, translation.text)
             problems += [
                 f"glossary term {term} is missing"
                 for term in terms
-                if not whole_word_pattern(term).search(one.text)
+                if not whole_word_pattern(term).search(translation.text)
             ]
             for problem in problems:
                 typer.echo(f"{where}: {problem}", err=True)
@@ -335,23 +338,24 @@ class TranslationJob:
         return messages
 
     def _problems(self, line: str, translation: Translation | JoinedTranslation) -> list[Problem]:
-        parts = (
+        entries = (
             translation.sentences
             if isinstance(translation, JoinedTranslation)
             else [{"source": line, **translation._asdict()}]
         )
-        found = [
+        problems = [
             problem
-            for one in parts
-            if one["source"].strip() and (one["tokens"] or not one["text"])  # not of the memory
+            for entry in entries
+            if entry["source"].strip()
+            and (entry["tokens"] or not entry["text"])  # not of the memory
             for problem in self._checker.problems(
-                one["source"],
-                one["text"],
-                (self._source_length(one["source"]), len(one["tokens"])),
-                one["finished"],
+                entry["source"],
+                entry["text"],
+                (self._source_length(entry["source"]), len(entry["tokens"])),
+                entry["finished"],
             )
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(problems))
 
     def _source_length(self, text: str) -> int:
         """The number of tokens that the model reads."""
@@ -361,9 +365,9 @@ class TranslationJob:
     def report_flagged_lines(self) -> None:
         """Report the total number of suspicious translations, if there are several."""
         if self.flagged.total() > 1:
-            kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
+            listing = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
             typer.echo(
-                f"{self.flagged.total():,} of {self.lines:,} translations look suspicious: {kinds}",
+                f"{self.flagged.total():,} of {self.lines:,} translations look suspicious: {listing}",
                 err=True,
             )
 
@@ -393,18 +397,20 @@ class TranslationJob:
     ) -> Iterator[str]:
         """The output lines for one input line; problems: of its best translation."""
         if self.as_json:
-            found = [one._asdict() for one in translations]
-            line = {"source": text, "translations": found, "problems": problems}
-            if not self.by_sentence:  # there, each sentence has its match
+            records = [translation._asdict() for translation in translations]
+            line = {"source": text, "translations": records, "problems": problems}
+            if not self.by_sentence:  # otherwise each sentence has its own match
                 line |= self.memory_entry(text)
             yield json.dumps(line, ensure_ascii=False)
             return
-        for one in translations:
-            columns = [f"{one.confidence:.4f}"] if self.with_confidence else []
+        for translation in translations:
+            columns = [f"{translation.confidence:.4f}"] if self.with_confidence else []
             if self.nbest > 1:
-                assert not isinstance(one, JoinedTranslation), "--sentences allows no --nbest"
-                columns = [str(number), f"{one.score:.4f}", *columns]
-            yield "\t".join([*columns, one.text])
+                assert not isinstance(translation, JoinedTranslation), (
+                    "--sentences allows no --nbest"
+                )
+                columns = [str(number), f"{translation.score:.4f}", *columns]
+            yield "\t".join([*columns, translation.text])
 
 
 def describe_match(match: Match) -> str:

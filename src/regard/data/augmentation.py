@@ -52,13 +52,13 @@ class Augmenter:
 
     def __call__(self, pair: Pair) -> Pair:
         config = self.config
-        case, typos, punctuation, place = self._hashes(pair)
+        case, typos, punctuation, typo_seed = self._hashes(pair)
         source, target = pair.source, pair.target
         draw = self._draw(punctuation)
         if draw < config.no_final_punctuation:
             source = without_final_punctuation(source)
         if self._draw(typos) < config.typos:
-            source = with_typos(source, Random(place + self.copy))
+            source = with_typos(source, Random(typo_seed + self.copy))
         draw = self._draw(case)
         if draw < config.upper:
             source, target = in_capitals(source, target)
@@ -74,8 +74,8 @@ class Augmenter:
     def _hashes(self, pair: Pair) -> list[int]:
         text = f"{pair.source}\n{pair.target}".encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(text, digest_size=_HASHES * _HASH_BYTES, key=self._key).digest()
-        parts = range(0, len(digest), _HASH_BYTES)
-        return [int.from_bytes(digest[start : start + _HASH_BYTES], "big") for start in parts]
+        offsets = range(0, len(digest), _HASH_BYTES)
+        return [int.from_bytes(digest[start : start + _HASH_BYTES], "big") for start in offsets]
 
     def _draw(self, number: int) -> float:
         """A number in [0, 1) for this copy. Over all copies, the numbers of a pair are equally spaced."""
@@ -106,7 +106,7 @@ def without_final_punctuation(text: str) -> str:
 
 def with_typos(text: str, rng: Random) -> str:
     """The text with a typo in about ``TYPO_RATE`` of its longer words, and in at least one of them."""
-    return _PLACEHOLDERS.map_outside(text, lambda part: _add_typos(part, rng))
+    return _PLACEHOLDERS.map_outside(text, lambda segment: _add_typos(segment, rng))
 
 
 def _add_typos(text: str, rng: Random) -> str:

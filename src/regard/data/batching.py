@@ -62,8 +62,8 @@ class Batch:
 
     def fill(self, other: Batch) -> None:
         """Copy the values of another batch of the same shape into this one."""
-        for own, others in zip(self.tensors(), other.tensors(), strict=True):
-            own.copy_(others, non_blocking=True)
+        for destination, source in zip(self.tensors(), other.tensors(), strict=True):
+            destination.copy_(source, non_blocking=True)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.source, self.target, self.labels, *(self.position_info or ())
@@ -122,8 +122,8 @@ class EpochPlan:
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, RowIndices]]:
         """The batches from a position on: the position after each batch, and its rows."""
-        first, skipped = divmod(position, POOL_ROWS)
-        for number in range(first, self.pools):
+        first_pool, skipped = divmod(position, POOL_ROWS)
+        for number in range(first_pool, self.pools):
             for index, rows in enumerate(self.pool(number)[skipped:], skipped + 1):
                 yield number * POOL_ROWS + index, rows
             skipped = 0
@@ -133,8 +133,8 @@ class EpochPlan:
         if self.pools == 1:
             chosen = np.arange(self.count)
         else:
-            first, last = (self.blocks * index // self.pools for index in (number, number + 1))
-            permuted = permute(np.arange(first, last), self.blocks, (self.seed, self.epoch))
+            start, stop = (self.blocks * index // self.pools for index in (number, number + 1))
+            permuted = permute(np.arange(start, stop), self.blocks, (self.seed, self.epoch))
             chosen = (permuted[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
             chosen = chosen[chosen < self.count]
         return chosen if self.rows is None else self.rows[chosen]
@@ -151,17 +151,17 @@ def permute(numbers: RowIndices, size: int, key: Sequence[int]) -> RowIndices:
     A Feistel network permutes the numbers of an even number of bits; a number that leaves the range is permuted again
     until it is back (cycle walking). So any part of the permutation is computed without the rest.
     """
-    half = max(1, -(-(size - 1).bit_length() // 2))
-    mask = np.uint64((1 << half) - 1)
+    half_bits = max(1, -(-(size - 1).bit_length() // 2))
+    mask = np.uint64((1 << half_bits) - 1)
     keys = np.random.SeedSequence([*key, size]).generate_state(_FEISTEL_ROUNDS, np.uint64)
     permuted = numbers.astype(np.uint64)
     outside = np.ones(len(permuted), np.bool_)
     while outside.any():
         walking = permuted[outside]
-        left, right = walking >> np.uint64(half), walking & mask
+        left, right = walking >> np.uint64(half_bits), walking & mask
         for round_key in keys:
             left, right = right, left ^ (_scramble(right ^ round_key) & mask)
-        permuted[outside] = left << np.uint64(half) | right
+        permuted[outside] = left << np.uint64(half_bits) | right
         outside = permuted >= size
     return permuted.astype(np.int64)
 
@@ -251,10 +251,10 @@ def plan_packed(
     ends = [np.cumsum(lengths[order] + 1) for lengths in (source_lengths, target_lengths)]
     batches, start = [], 0
     while start < len(order):
-        before = [end[start - 1] if start else 0 for end in ends]
+        offsets = [end[start - 1] if start else 0 for end in ends]
         stop = min(
-            int(np.searchsorted(end, used + tokens, side="right"))
-            for end, used, tokens in zip(ends, before, size, strict=True)
+            int(np.searchsorted(end, offset + tokens, side="right"))
+            for end, offset, tokens in zip(ends, offsets, size, strict=True)
         )
         batches.append(order[start:stop])
         start = stop
@@ -282,9 +282,9 @@ class EpochRows:
     """
 
     def __init__(self, ranges: Sequence[RowRange], seed: int, epoch: int) -> None:
-        self.ranges = [one for one in ranges if one.rows and one.per_epoch]
+        self.ranges = [row_range for row_range in ranges if row_range.rows and row_range.per_epoch]
         self.seed, self.epoch = seed, epoch
-        self.ends = np.cumsum([one.per_epoch for one in self.ranges])
+        self.ends = np.cumsum([row_range.per_epoch for row_range in self.ranges])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -293,12 +293,12 @@ class EpochRows:
         """The rows at these indices of the epoch."""
         rows = np.empty(len(indices), np.int64)
         number = np.searchsorted(self.ends, indices, side="right")
-        for which, one in enumerate(self.ranges):
-            chosen = number == which
-            drawn = indices[chosen] - (self.ends[which] - one.per_epoch)
-            if one.drawn is not None:
-                drawn = self._draw(drawn + self.epoch * one.drawn, one.rows)
-            rows[chosen] = one.first + drawn
+        for index, row_range in enumerate(self.ranges):
+            chosen = number == index
+            drawn = indices[chosen] - (self.ends[index] - row_range.per_epoch)
+            if row_range.drawn is not None:
+                drawn = self._draw(drawn + self.epoch * row_range.drawn, row_range.rows)
+            rows[chosen] = row_range.first + drawn
         return rows
 
     def _draw(self, numbers: RowIndices, rows: int) -> RowIndices:
@@ -312,19 +312,22 @@ class EpochRows:
                 order = np.random.default_rng([self.seed, value, rows]).permutation(rows)
                 drawn[chosen] = order[number]
             else:
-                blocks, rest = rows // BLOCK_ROWS, number % BLOCK_ROWS
+                blocks, offset_in_block = rows // BLOCK_ROWS, number % BLOCK_ROWS
                 block = np.where(number < blocks * BLOCK_ROWS, number // BLOCK_ROWS, 0)
-                permuted = permute(block, blocks, (self.seed, value)) * BLOCK_ROWS + rest
+                permuted = permute(block, blocks, (self.seed, value)) * BLOCK_ROWS + offset_in_block
                 drawn[chosen] = np.where(number < blocks * BLOCK_ROWS, permuted, number)
         return drawn
 
 
-def share_of_old_rows(new: int, old: int, share: float) -> list[RowRange]:
+def share_of_old_rows(new_rows: int, old_rows: int, share: float) -> list[RowRange]:
     """The rows of an epoch of fine-tuning: all ``new`` rows, and old ones that make up ``share`` of the epoch.
 
     The ``old`` rows follow the new ones in the dataset.
     """
-    return [RowRange(0, new), RowRange(new, old, round(new * share / (1 - share)))]
+    return [
+        RowRange(0, new_rows),
+        RowRange(new_rows, old_rows, round(new_rows * share / (1 - share))),
+    ]
 
 
 def rows_by_share(rows: Sequence[int], shares: Sequence[float]) -> list[RowRange]:
@@ -470,14 +473,14 @@ def pack_evenly(
     """
     sides = dataset.source_lengths[rows] + 1, dataset.target_lengths[rows] + 1
     tokens = max(int(side.sum()) for side in sides)
-    parts = -(-tokens // max(1, row_tokens))
+    row_count = -(-tokens // max(1, row_tokens))
     parallel = max(1, min(parallel, tokens // min_row_tokens))
-    parts = min(len(rows), -(-parts // parallel) * parallel)
-    owners, batches = row_owners(*sides, parts), []
-    for part in range(parts):
-        own = owners == part
-        size = [-(-int(side[own].sum()) // CPU_TILE) * CPU_TILE for side in sides]
-        batches.append(pack(dataset, rows[own], PackedSize(*size)))
+    row_count = min(len(rows), -(-row_count // parallel) * parallel)
+    owners, batches = row_owners(*sides, row_count), []
+    for row_number in range(row_count):
+        in_row = owners == row_number
+        size = [-(-int(side[in_row].sum()) // CPU_TILE) * CPU_TILE for side in sides]
+        batches.append(pack(dataset, rows[in_row], PackedSize(*size)))
     return batches
 
 

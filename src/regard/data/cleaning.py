@@ -101,10 +101,12 @@ def encode_with_context(
     encoded = vocabulary.encode(texts)
     if not any(contexts):
         return encoded
-    before = iter(vocabulary.encode([sentence for some in contexts for sentence in some]))
+    context_ids = iter(
+        vocabulary.encode([sentence for context in contexts for sentence in context])
+    )
     return [
-        [token for _ in some for token in (*next(before), EOS)] + ids
-        for some, ids in zip(contexts, encoded, strict=True)
+        [token for _ in context for token in (*next(context_ids), EOS)] + ids
+        for context, ids in zip(contexts, encoded, strict=True)
     ]
 
 
@@ -115,7 +117,7 @@ class SeenPairs:
         self.keys = set[int]()
 
     def is_duplicate(self, pair: Pair, tokenizer: Tokenizer) -> bool:
-        """Whether a pair occurred before; it is asked for each pair that is not blank, in order."""
+        """Whether a pair occurred before. Called for each pair that is not blank, in order."""
         key = pair_key(pair, tokenizer)
         if key in self.keys:
             return True
@@ -176,22 +178,24 @@ def clean_and_encode(
     counts: Counter[str],
     encode: EncodeFunction = encode_pairs,
     augment: AugmentFunction | None = None,
-    seen: SeenPairs | None = None,
+    seen_pairs: SeenPairs | None = None,
 ) -> Iterator[EncodedPair]:
     """The token ids of the pairs that pass the cleaning rules; all pairs if ``clean`` is None.
 
-    ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read. ``seen`` recognizes
-    duplicates; by default it begins with none.
+    ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read. ``seen_pairs``
+    recognizes duplicates; by default it is empty at first.
 
     With subword sampling or ``augment``, the deterministic segmentation of the original pair decides which pairs are
     kept, so that all copies of the corpus have the same pairs. It also replaces a row that is too long.
     """
-    seen = seen or SeenPairs()
+    seen_pairs = seen_pairs or SeenPairs()
     pairs = iter(pairs)
     while chunk := list(islice(pairs, PAIRS_PER_CHUNK)):
         counts["read"] += len(chunk)
         if clean is not None:
-            chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, seen, counts)]
+            chunk = [
+                p for p in chunk if _passes_text_rules(p, tokenizer, clean, seen_pairs, counts)
+            ]
         encoded = list(encode(chunk, tokenizer.deterministic))
         sampled = encoded
         if augment is not None or tokenizer.deterministic is not tokenizer:
@@ -201,12 +205,12 @@ def clean_and_encode(
             outcomes = [CleaningOutcome.kept] * len(encoded)
         else:
             outcomes = [_length_outcome(ids, clean) for ids in encoded]
-        seen.add_outcomes(outcomes)
+        seen_pairs.add_outcomes(outcomes)
         for outcome, count in Counter(outcomes).items():
             counts[outcome.name] += count
-        for ids, other, outcome in zip(encoded, sampled, outcomes, strict=True):
+        for ids, sampled_ids, outcome in zip(encoded, sampled, outcomes, strict=True):
             if outcome is CleaningOutcome.kept:
-                yield other if other is ids or _is_short(other, clean) else ids
+                yield sampled_ids if sampled_ids is ids or _is_short(sampled_ids, clean) else ids
 
 
 def _is_short(ids: EncodedPair, clean: CleaningConfig | None) -> bool:
@@ -217,13 +221,17 @@ def _is_short(ids: EncodedPair, clean: CleaningConfig | None) -> bool:
 
 
 def _passes_text_rules(
-    pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, seen: SeenPairs, counts: Counter[str]
+    pair: Pair,
+    tokenizer: Tokenizer,
+    clean: CleaningConfig,
+    seen_pairs: SeenPairs,
+    counts: Counter[str],
 ) -> bool:
     """The rules that need only the text and are checked before tokenizing: no blank side, no duplicates."""
     if is_empty(pair):
         counts["empty"] += 1
         return False
-    if clean.keep_duplicates or not seen.is_duplicate(pair, tokenizer):
+    if clean.keep_duplicates or not seen_pairs.is_duplicate(pair, tokenizer):
         return True
     counts["duplicates"] += 1
     return False
@@ -290,8 +298,8 @@ def write_distinct(hashes: Iterable[Hashes], count: int, output: Path) -> None:
         stored = np.lib.format.open_memmap(values.with_suffix(".npy"), "w+", np.uint64, shape)
         with values.open("rb") as file:
             for start in range(0, total, HASHES_PER_BUCKET):
-                part = np.fromfile(file, np.uint64, HASHES_PER_BUCKET)
-                stored[start : start + len(part)] = part
+                chunk = np.fromfile(file, np.uint64, HASHES_PER_BUCKET)
+                stored[start : start + len(chunk)] = chunk
         del stored
         values.with_suffix(".npy").replace(output)
 
@@ -305,15 +313,15 @@ def _buckets(
         paths = [Path(folder) / str(number) for number in range(1 << bits)]
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("wb")) for path in paths]
-            done = 0
-            for some in hashes:
-                positions = np.arange(done, done + len(some))
-                done += len(some)
-                number = some >> np.uint64(64 - bits) if bits else np.zeros(len(some), np.uint64)
+            next_position = 0
+            for chunk in hashes:
+                positions = np.arange(next_position, next_position + len(chunk))
+                next_position += len(chunk)
+                number = chunk >> np.uint64(64 - bits) if bits else np.zeros(len(chunk), np.uint64)
                 order = np.argsort(number, kind="stable")
                 ends = np.searchsorted(number[order], np.arange(1 << bits), side="right")
                 for file, chosen in zip(files, np.split(order, ends[:-1]), strict=True):
-                    records = some[chosen]
+                    records = chunk[chosen]
                     if with_positions:
                         records = np.stack([records, positions[chosen].astype(np.uint64)], 1)
                     records.tofile(file)

@@ -20,7 +20,7 @@ from regard.data.formats import (
 )
 from regard.data.formats.base import (
     Layout,
-    Two,
+    NamePair,
     format_name,
     how_to_choose_languages,
     language_names,
@@ -51,10 +51,12 @@ def read_pairs(
         sources = paths["pairs"]
         streams = [pair_format(path, options).read(path) for path in sources]
     else:
-        kind = next(kind for kind in INPUT_FORMATS.values() if kind.keys[0] in paths)
-        sources = paths[kind.keys[0]]
-        groups = zip(*(paths[key] for key in kind.keys), strict=True)
-        streams = [kind(options).read(*group) for group in groups]
+        format_class = next(
+            format_class for format_class in INPUT_FORMATS.values() if format_class.keys[0] in paths
+        )
+        sources = paths[format_class.keys[0]]
+        groups = zip(*(paths[key] for key in format_class.keys), strict=True)
+        streams = [format_class(options).read(*group) for group in groups]
     if "parses" in paths:
         streams = list(map(_with_parses, streams, sources, paths["parses"]))
     tagged = list(map(_with_tags, streams, files.tags))
@@ -152,7 +154,7 @@ def _all_files(paths: list[Path | RemoteFile]) -> Iterator[Path | RemoteFile]:
 
 
 def _layout_key(files: DataFiles, data: DataConfig) -> str:
-    """Identifies how files are read; empty for the defaults, as before there was a choice."""
+    """Identifies how files are read; empty for the defaults, so that older fingerprints stay valid."""
     options = read_options(files, data)
     paths = data_paths(files, data, "data").get("pairs", [])
     keys = [pair_format(path, options).layout(path).key for path in paths]
@@ -196,20 +198,22 @@ def data_paths(
 def _with_parses(
     pairs: Iterator[Pair], source: Path | RemoteFile, parses: Path | RemoteFile
 ) -> Iterator[Pair]:
-    ours, theirs = tee(pairs)
-    trees = read_parses((pair.source for pair in theirs), parses, str(source))
-    # The trees come first in the zip: it then asks for one more at the end, and superfluous trees are noticed.
-    return (ParsedPair.from_pair(pair, tree) for tree, pair in zip(trees, ours, strict=True))
+    pairs_to_yield, pairs_to_parse = tee(pairs)
+    trees = read_parses((pair.source for pair in pairs_to_parse), parses, str(source))
+    # The trees come first in the zip: at the end it requests one more of them, so superfluous trees are noticed.
+    return (
+        ParsedPair.from_pair(pair, tree) for tree, pair in zip(trees, pairs_to_yield, strict=True)
+    )
 
 
 def _with_context(pairs: Iterator[Pair], sentences: int) -> Iterator[Pair]:
     """Each pair with the sources before it in its document; a blank pair ends a document and is left out."""
-    before: list[str] = []
+    previous: list[str] = []
     for pair in pairs:
-        (context,) = previous_sentences([pair.source], sentences, before)
+        (context,) = previous_sentences([pair.source], sentences, previous)
         if pair.source.strip() or pair.target.strip():
             yield ContextPair.with_context(pair, context)
-        before = [*before, pair.source][-sentences:]
+        previous = [*previous, pair.source][-sentences:]
 
 
 def _with_tags(pairs: Iterator[Pair], tags: tuple[str, ...]) -> Iterator[Pair]:
@@ -235,7 +239,7 @@ class CorpusPreview:
         self.languages = self._languages()
 
     def pairs(self) -> Iterator[Pair]:
-        """All pairs; those that pass are counted."""
+        """All pairs. They are counted while they are read."""
         for pair in read_pairs(self.files, self.data, "", self.skipped):
             self.count += 1
             if len(self.samples) < SAMPLES and pair.source.strip() and pair.target.strip():
@@ -243,11 +247,13 @@ class CorpusPreview:
             yield pair
 
     def lines(self) -> list[str]:
-        """What was understood, one line each; complete after all pairs have passed."""
+        """What was understood, one line each; complete after all pairs have been read."""
         lines = []
-        for names, kind, layout in self.layouts:
-            is_parallel = isinstance(kind, INPUT_FORMATS["parallel"])
-            lines.append(f"{names}: {'parallel text' if is_parallel else format_name(kind)}")
+        for names, input_format, layout in self.layouts:
+            is_parallel = isinstance(input_format, INPUT_FORMATS["parallel"])
+            lines.append(
+                f"{names}: {'parallel text' if is_parallel else format_name(input_format)}"
+            )
             lines += [f"  {detail}" for detail in layout.details[:20]]
             if len(layout.details) > 20:
                 lines.append(f"  and {len(layout.details) - 20:,} more files")
@@ -262,14 +268,14 @@ class CorpusPreview:
         paths = data_paths(self.files, self.data, "")
         options = read_options(self.files, self.data)
         for path in paths.get("pairs", []):
-            kind = pair_format(path, options)
-            yield _name(path), kind, kind.layout(path)
+            input_format = pair_format(path, options)
+            yield _name(path), input_format, input_format.layout(path)
         if "source" in paths:
-            for both in zip(paths["source"], paths["target"], strict=True):
-                kind = INPUT_FORMATS["parallel"](options)
-                yield " and ".join(map(_name, both)), kind, Layout()
+            for path_pair in zip(paths["source"], paths["target"], strict=True):
+                input_format = INPUT_FORMATS["parallel"](options)
+                yield " and ".join(map(_name, path_pair)), input_format, Layout()
 
-    def _languages(self) -> Two | None:
+    def _languages(self) -> NamePair | None:
         """The languages of source and target, if all files name the same ones."""
         if self.data.languages:
             return self.data.languages
@@ -277,9 +283,11 @@ class CorpusPreview:
             return self.data.language_pair if self.data.named else None
         named = {layout.languages: names for names, _, layout in self.layouts if layout.languages}
         if len(named) > 1:
-            found = ", ".join(f"{names} is {language_names(two)}" for two, names in named.items())
+            descriptions = ", ".join(
+                f"{names} is {language_names(languages)}" for languages, names in named.items()
+            )
             raise RegardError(
-                f"several pairs of languages: {found}; {how_to_choose_languages(*min(named))}"
+                f"several pairs of languages: {descriptions}; {how_to_choose_languages(*min(named))}"
             )
         return next(iter(named), None)
 
@@ -315,8 +323,8 @@ def example_sources(recipe: Recipe) -> list[str]:
             continue
         try:
             pairs = islice(read_pairs(files, recipe.data, f"data.{split}"), 100)
-            good = (one.source for one in pairs if len(one.source) in EXAMPLE_CHARACTERS)
-            return list(islice(dict.fromkeys(good), EXAMPLES))
+            suitable = (pair.source for pair in pairs if len(pair.source) in EXAMPLE_CHARACTERS)
+            return list(islice(dict.fromkeys(suitable), EXAMPLES))
         except RegardError:
             continue
     return []

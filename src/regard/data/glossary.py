@@ -35,16 +35,16 @@ class TermTrie:
 
     def find(self, text: str) -> set[int]:
         """The terms whose words and symbols follow each other in a text, whatever is between them, in any case."""
-        units = [*_units(text), ""]  # the last one is in no term
-        found: set[int] = set()
+        units = [*_units(text), ""]  # no term contains the empty unit
+        terms: set[int] = set()
         for start in range(len(units)):
-            node, at = self._children.get(units[start]), start
+            node, position = self._children.get(units[start]), start
             while node is not None:
                 if node._terms:
-                    found.update(node._terms)
-                at += 1
-                node = node._children.get(units[at])
-        return found
+                    terms.update(node._terms)
+                position += 1
+                node = node._children.get(units[position])
+        return terms
 
 
 def _units(text: str) -> list[str]:
@@ -82,7 +82,7 @@ class Glossary:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            source, _, target = (part.strip() for part in line.partition("\t"))
+            source, _, target = (field.strip() for field in line.partition("\t"))
             if not source or not target or "\t" in target:
                 raise RegardError(f"{name}:{number}: a line must be source term, tab, target term")
             if terms.get(source, target) != target:
@@ -95,13 +95,13 @@ class Glossary:
 
     def target_terms(self, text: str) -> list[str]:
         """The translations of the source terms in a text, each once."""
-        found: dict[str, None] = {}
-        any_case = is_all_caps(text)  # it does not tell which words have capitals
+        translations: dict[str, None] = {}
+        any_case = is_all_caps(text)  # then capitals do not distinguish words
         for term in (self._longest_first[index] for index in sorted(self._trie.find(text))):
             # Matches are blanked out, so that shorter terms inside them do not match.
             pattern = whole_word_pattern(term, ignore_case=any_case or term == term.lower())
-            rest = pattern.sub(lambda match: "\0" * len(match[0]), text)
-            if rest != text:
-                found[self.terms[term]] = None
-            text = rest
-        return list(found)
+            remaining = pattern.sub(lambda match: "\0" * len(match[0]), text)
+            if remaining != text:
+                translations[self.terms[term]] = None
+            text = remaining
+        return list(translations)

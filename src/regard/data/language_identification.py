@@ -59,7 +59,7 @@ _CODE = re.compile(r"([A-Za-z]{2,3})(?:[-_][A-Za-z]{4})?(?:[-_](?:[A-Za-z]{2}|\d
 
 
 def language_code(text: str) -> str | None:
-    """The language code that a heading, a key or a suffix is; None if it is none.
+    """The language code that a heading, a key or a suffix consists of; None if it is not one.
 
     ``de``, ``DE``, ``de-AT``, ``deu_Latn`` and ``German`` are language codes, ``id`` as the name of a column is not.
     """
@@ -76,10 +76,10 @@ def normalized_code(code: str) -> str:
 
 
 @lru_cache(maxsize=1024)  # a large file asks for every text
-def is_language(code: str, wanted: str) -> bool:
-    """Whether a code is the wanted language, or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
-    code, wanted = normalized_code(code), normalized_code(wanted)
-    return code == wanted or code.startswith(f"{wanted}-")
+def is_language(code: str, language: str) -> bool:
+    """Whether ``code`` is the language or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
+    code, language = normalized_code(code), normalized_code(language)
+    return code == language or code.startswith(f"{language}-")
 
 
 # ---------------------------------------------------------------------------------------------

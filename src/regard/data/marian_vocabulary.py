@@ -63,15 +63,15 @@ class MarianVocabulary(Vocabulary):
         return [[self._ids.get(piece, UNK) for piece in self._segment(text)] for text in texts]
 
     def encode_continuation(self, text: str) -> list[int]:
-        first, *rest = self._segment(text) or [""]
-        pieces = filter(None, [first.removeprefix(SPACE_SYMBOL), *rest])
+        first_piece, *following = self._segment(text) or [""]
+        pieces = filter(None, [first_piece.removeprefix(SPACE_SYMBOL), *following])
         return [self._ids.get(piece, UNK) for piece in pieces]
 
     def _segment(self, text: str) -> list[str]:
         language = _LANGUAGE.match(text)
         code = [] if language is None else [language[0]]
-        rest = encode_utf8(text[len("".join(code)) :])
-        pieces: list[str] = self._processor.encode(rest, out_type=str)
+        untagged = encode_utf8(text[len("".join(code)) :])
+        pieces: list[str] = self._processor.encode(untagged, out_type=str)
         return code + pieces
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
@@ -80,11 +80,11 @@ class MarianVocabulary(Vocabulary):
         ]
 
     def _join(self, pieces: list[str]) -> str:
-        known = [
+        printable = [
             f"{SPACE_SYMBOL}{UNK_SYMBOL}" if piece == SPECIAL_TOKENS[UNK] else piece
             for piece in pieces
         ]
-        return str(self._processor.decode_pieces(known)).replace(SPACE_SYMBOL, " ").strip()
+        return str(self._processor.decode_pieces(printable)).replace(SPACE_SYMBOL, " ").strip()
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self.entries[i] for i in ids]

@@ -60,9 +60,9 @@ class PairSample:
     def read(self, pairs: Iterable[Pair], chunk: int = 8_192) -> None:
         """Read all pairs of a stream."""
         stream = iter(pairs)
-        while some := list(islice(stream, chunk)):
-            self.pairs += some[-self.seen % self.step :: self.step]
-            self.seen += len(some)
+        while batch := list(islice(stream, chunk)):
+            self.pairs += batch[-self.seen % self.step :: self.step]
+            self.seen += len(batch)
             while len(self.pairs) >= 2 * self.size:
                 del self.pairs[1::2]
                 self.step *= 2
@@ -97,8 +97,10 @@ class EncodedPairs(NamedTuple):
 
     def take(self, pairs: Ints, targets: Ints | None = None) -> EncodedPairs:
         """Some of the pairs; with ``targets``, their sources with the targets of these pairs."""
-        others = pairs if targets is None else targets
-        return EncodedPairs(self.sources.take(pairs), self.targets.take(others), self.folds[pairs])
+        target_rows = pairs if targets is None else targets
+        return EncodedPairs(
+            self.sources.take(pairs), self.targets.take(target_rows), self.folds[pairs]
+        )
 
 
 class HashIndex:
@@ -118,9 +120,9 @@ class HashIndex:
     def find(self, hashes: Hashes) -> Ints:
         """The id of each hash; -1 for an unknown one."""
         ids = self.slots[self._slots(hashes)].astype(np.int64)
-        known = ids >= 0
-        known[known] = self.hashes[ids[known]] == hashes[known]
-        return np.where(known, ids, -1)
+        is_known = ids >= 0
+        is_known[is_known] = self.hashes[ids[is_known]] == hashes[is_known]
+        return np.where(is_known, ids, -1)
 
 
 class WordVocabulary:
@@ -179,32 +181,34 @@ class Lexicon:
     def _learn(self, pairs: EncodedPairs, fold: int) -> None:
         """Learn the table of a fold."""
         width = max(1, len(self.target))
-        first, second, source_word, target_word = cross_product(pairs.sources, pairs.targets)
-        combinations = (first * width + second).astype(np.int32)
+        source_ids, target_ids, source_word, target_word = cross_product(
+            pairs.sources, pairs.targets
+        )
+        combinations = (source_ids * width + target_ids).astype(np.int32)
         ordered = np.sort(combinations)  # np.unique with return_inverse takes five times as long
         keys = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
         numbers = np.empty(max(1, len(self.source)) * width, np.int32)
         numbers[keys] = np.arange(len(keys))
         entry = numbers[combinations]
         rows, columns = keys // width, keys % width
-        both = np.ones(len(keys))
+        product = np.ones(len(keys))
         # Each occurrence of a word is explained by the words on the other side of its pair.
-        for given, explained in ((rows, target_word), (columns, source_word)):
+        for condition, explained in ((rows, target_word), (columns, source_word)):
             probability = np.ones(len(keys))
             for _ in range(ITERATIONS):
-                now = probability[entry]
-                share = now / np.bincount(explained, now)[explained]
+                current = probability[entry]
+                share = current / np.bincount(explained, current)[explained]
                 counts = np.bincount(entry, share, len(keys))
-                probability = counts / np.bincount(given, counts)[given]
-            both *= probability
-        strengths = np.minimum(np.sqrt(both) * 255, 255).astype(np.uint8)
+                probability = counts / np.bincount(condition, counts)[condition]
+            product *= probability
+        strengths = np.minimum(np.sqrt(product) * 255, 255).astype(np.uint8)
         self.tables[fold, rows, columns] = strengths
-        for vocabulary, words, others, frequencies in (
+        for vocabulary, words, other_words, frequencies in (
             (self.source, rows, columns, self.target.frequencies),
             (self.target, columns, rows, self.source.frequencies),
         ):
             np.maximum.at(vocabulary.reliability, words, strengths)
-            chances = strengths / 255 * frequencies[others]
+            chances = strengths / 255 * frequencies[other_words]
             vocabulary.chance += np.bincount(words, chances, len(vocabulary)) / 2
 
     def best_translations(self, pairs: EncodedPairs) -> tuple[Strengths, Strengths]:
@@ -216,25 +220,25 @@ class Lexicon:
         rows = fold[sources.texts] + sources.ids * width
         columns = fold[targets.texts] + targets.ids
         return (
-            _best(table, rows, sources.counts, targets.ids, targets.counts),
-            _best(table, columns, targets.counts, sources.ids * width, sources.counts),
+            _strongest(table, rows, sources.counts, targets.ids, targets.counts),
+            _strongest(table, columns, targets.counts, sources.ids * width, sources.counts),
         )
 
     def scores(
-        self, pairs: EncodedPairs, best: tuple[Strengths, Strengths] | None = None
+        self, pairs: EncodedPairs, best_strengths: tuple[Strengths, Strengths] | None = None
     ) -> Floats:
         """How well the words of each pair explain each other, from 0 to 1; 0 if no word is known.
 
-        best: the result of ``best_translations``, if it is known.
+        best_strengths: the result of ``best_translations``, if it was computed before.
         """
         total, possible = np.zeros(len(pairs.folds)), np.full(len(pairs.folds), 1e-6)
-        for side, vocabulary, strengths in zip(
+        for word_ids, vocabulary, strengths in zip(
             pairs[:2],
             (self.source, self.target),
-            best or self.best_translations(pairs),
+            best_strengths or self.best_translations(pairs),
             strict=True,
         ):
-            weights, texts = vocabulary.weights[side.ids], side.texts
+            weights, texts = vocabulary.weights[word_ids.ids], word_ids.texts
             total += np.bincount(texts, weights * strengths, len(total)) / 255
             possible += np.bincount(texts, weights, len(total))
         return np.asarray(total / possible)
@@ -251,33 +255,35 @@ def _side_log_odds(source: Words, target: Words) -> tuple[HashIndex, Floats]:
     """For the words of both sides, the logarithm of how much more frequent each is in targets than in sources."""
     hashes, inverse = np.unique(np.concatenate([source.hashes, target.hashes]), return_inverse=True)
     split = len(source.hashes)
-    ours, theirs = (
-        np.bincount(part, minlength=len(hashes)) + 0.5
-        for part in (inverse[:split], inverse[split:])
+    source_counts, target_counts = (
+        np.bincount(ids, minlength=len(hashes)) + 0.5 for ids in (inverse[:split], inverse[split:])
     )
-    common = np.argsort(-(ours + theirs), kind="stable")[: 8 * VOCABULARY]
-    common = common[(ours + theirs)[common] > 3]
-    odds = np.log(theirs[common] / ours[common])
+    common = np.argsort(-(source_counts + target_counts), kind="stable")[: 8 * VOCABULARY]
+    common = common[(source_counts + target_counts)[common] > 3]
+    odds = np.log(target_counts[common] / source_counts[common])
     return HashIndex(hashes[common]), np.clip(odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
-def _best(
-    table: Strengths, ours: Ints, counts: Ints, theirs: Ints, their_counts: Ints
+def _strongest(
+    table: Strengths, words: Ints, counts: Ints, other_words: Ints, other_counts: Ints
 ) -> Strengths:
-    """For each of our words, the largest entry of the table for it and one of their words in the same pair."""
-    repeats = np.repeat(their_counts, counts)
-    starts = np.cumsum(their_counts) - their_counts
-    others = theirs[_ranges(np.repeat(starts, counts), repeats)]
-    strengths = table[np.repeat(ours, repeats) + others]
-    best = np.zeros(len(ours), np.uint8)
+    """For each word, the largest entry of the table for it and one of the other words of the same pair.
+
+    counts, other_counts: the number of words in each pair.
+    """
+    repeats = np.repeat(other_counts, counts)
+    starts = np.cumsum(other_counts) - other_counts
+    candidates = other_words[_ranges(np.repeat(starts, counts), repeats)]
+    strengths = table[np.repeat(words, repeats) + candidates]
+    strongest = np.zeros(len(words), np.uint8)
     if len(strengths):
         firsts = (np.cumsum(repeats) - repeats)[repeats > 0]
-        best[repeats > 0] = np.maximum.reduceat(strengths, firsts)
-    return best
+        strongest[repeats > 0] = np.maximum.reduceat(strengths, firsts)
+    return strongest
 
 
 def cross_product(sources: WordIds, targets: WordIds) -> tuple[Ints, Ints, Ints, Ints]:
-    """All combinations of a source word and a target word of the same pair: their ids, and their places in the list."""
+    """All combinations of a source word and a target word of the same pair: their ids, and their list indices."""
     repeats = np.repeat(targets.counts, sources.counts)  # of each source word
     source_word = np.repeat(np.arange(len(sources.ids)), repeats)
     starts = np.cumsum(targets.counts) - targets.counts
@@ -293,7 +299,7 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
 
 def final_character_classes(*classes: str) -> Ints:
     """A table of the class of each character, from 1; 0 for characters of no class."""
-    marked = [number * character_set(one) for number, one in enumerate(classes, 1)]
+    marked = [number * character_set(characters) for number, characters in enumerate(classes, 1)]
     return np.asarray(np.sum(marked, axis=0), np.int64)
 
 
@@ -329,20 +335,22 @@ class LikelihoodRatio:
 
     def __init__(self, lexicon: Lexicon, sample: Sequence[Pair]) -> None:
         self.lexicon = lexicon
-        self.word_groups = [_word_groups(one) for one in (lexicon.source, lexicon.target)]
+        self.word_groups = [
+            _word_groups(vocabulary) for vocabulary in (lexicon.source, lexicon.target)
+        ]
         batch = PairBatch(sample[:: 1 + len(sample) // CALIBRATION_PAIRS])
         count = len(batch)
         aligned = self._evidence(batch)
-        # Not shifted: the same texts may come again after some lines.
+        # Shuffled, not shifted: the same texts may occur again some lines later.
         shuffled = self._evidence(batch, np.random.default_rng(0).permutation(count))
         self.threshold = -np.inf
         """pairs with lower log-odds are unrelated"""
         self.tables: list[Floats] = []
         counted = np.ones(count, np.bool_)
-        for _ in range(2):  # then without the pairs that look unrelated
+        for _ in range(2):  # the second time without the pairs that look unrelated
             self.tables = [
-                _log_ratios(one, counted, other)
-                for one, other in zip(aligned, shuffled, strict=True)
+                _log_ratios(observed, counted, baseline)
+                for observed, baseline in zip(aligned, shuffled, strict=True)
             ]
             self.aligned, self.shuffled = self._sum(aligned, count), self._sum(shuffled, count)
             counted = self.aligned >= 0
@@ -364,9 +372,9 @@ class LikelihoodRatio:
         shuffled, aligned = np.sort(self.shuffled), np.sort(self.aligned)
         unrelated = 2 * float((aligned < np.median(shuffled)).mean()) if len(aligned) else 0.0
         expected = unrelated * np.searchsorted(shuffled, aligned, "right") / max(1, len(shuffled))
-        found = np.arange(1, len(aligned) + 1) / max(1, len(aligned))
-        enough = np.flatnonzero(expected >= precision * found)
-        return float(aligned[enough[-1]]) if len(enough) else -np.inf
+        cumulative = np.arange(1, len(aligned) + 1) / max(1, len(aligned))
+        precise = np.flatnonzero(expected >= precision * cumulative)
+        return float(aligned[precise[-1]]) if len(precise) else -np.inf
 
     def _sum(self, evidence: Sequence[Observations], count: int) -> Floats:
         total = np.zeros(count)
@@ -376,24 +384,31 @@ class LikelihoodRatio:
 
     def _evidence(self, batch: PairBatch, targets: Ints | None = None) -> list[Observations]:
         """The evidence in a batch; with ``targets``, in its sources with the targets of these pairs."""
-        words, best = batch.alignment(self.lexicon)[:2]
-        every = np.arange(len(batch))
+        words, best_strengths = batch.alignment(self.lexicon)[:2]
+        all_pairs = np.arange(len(batch))
         if targets is not None:
-            words = words.take(every, targets)
-            best = self.lexicon.best_translations(words)
-        others = every if targets is None else targets
-        found = [
-            Observations(side.texts, groups[side.ids], _STRENGTHS[strengths])
-            for side, groups, strengths in zip(words[:2], self.word_groups, best, strict=True)
+            words = words.take(all_pairs, targets)
+            best_strengths = self.lexicon.best_translations(words)
+        target_rows = all_pairs if targets is None else targets
+        word_evidence = [
+            Observations(word_ids.texts, groups[word_ids.ids], _STRENGTHS[strengths])
+            for word_ids, groups, strengths in zip(
+                words[:2], self.word_groups, best_strengths, strict=True
+            )
         ]
-        source, target = np.log2(batch.source.widths + 8), np.log2(batch.target.widths + 8)[others]
+        source, target = (
+            np.log2(batch.source.widths + 8),
+            np.log2(batch.target.widths + 8)[target_rows],
+        )
         ratios = np.clip((4 * (target - source)).astype(np.int64) + _RATIOS // 2, 0, _RATIOS - 1)
         lengths = np.clip(source.astype(np.int64) - 3, 0, _LENGTHS - 1)
-        first, last = (_FINAL[one.last_characters] for one in (batch.source, batch.target))
+        source_ends, target_ends = (
+            _FINAL[texts.last_characters] for texts in (batch.source, batch.target)
+        )
         return [
-            *found,
-            Observations(every, lengths, ratios),
-            Observations(every, first, last[others]),
+            *word_evidence,
+            Observations(all_pairs, lengths, ratios),
+            Observations(all_pairs, source_ends, target_ends[target_rows]),
         ]
 
 
@@ -408,12 +423,14 @@ def _log_ratios(aligned: Observations, counted: Mask, shuffled: Observations) ->
 
     counted: marks the pairs that count as translations.
     """
-    which = counted[aligned.pairs]
-    ours = _counts(aligned.groups[which], aligned.values[which])
-    theirs = _counts(shuffled.groups, shuffled.values)
+    is_counted = counted[aligned.pairs]
+    in_translations = _counts(aligned.groups[is_counted], aligned.values[is_counted])
+    in_unrelated = _counts(shuffled.groups, shuffled.values)
     # Exactly zero for equal counts, so that pairs without evidence still count as translations.
-    first, second = (np.log(one / one.sum(1, keepdims=True)) for one in (ours, theirs))
-    return np.asarray(first - second)
+    log_translations, log_unrelated = (
+        np.log(counts / counts.sum(1, keepdims=True)) for counts in (in_translations, in_unrelated)
+    )
+    return np.asarray(log_translations - log_unrelated)
 
 
 def _counts(groups: Ints, values: Ints) -> Floats:
@@ -465,9 +482,9 @@ def _best_shifts(
     scores = np.zeros((len(pairs), len(shifts)))
     scores[:, 0] = aligned[pairs]
     for column, shift in enumerate(shifts[1:], 1):
-        others = pairs + shift
-        inside = (others >= 0) & (others < len(aligned))
-        scores[inside, column] = lexicon.scores(words.take(pairs[inside], others[inside]))
+        targets = pairs + shift
+        inside = (targets >= 0) & (targets < len(aligned))
+        scores[inside, column] = lexicon.scores(words.take(pairs[inside], targets[inside]))
     return np.array(shifts)[viterbi(scores, switch_cost)]
 
 
@@ -481,10 +498,10 @@ def viterbi(scores: Floats, switch_cost: float) -> Ints:
     came_from = np.empty(scores.shape, np.int64)
     stay = np.arange(scores.shape[1])
     for step in range(1, len(scores)):
-        best = int(total.argmax())
-        switches = total[best] - switch_cost > total
-        came_from[step] = np.where(switches, best, stay)
-        total = np.maximum(total, total[best] - switch_cost) + scores[step]
+        best_state = int(total.argmax())
+        switches = total[best_state] - switch_cost > total
+        came_from[step] = np.where(switches, best_state, stay)
+        total = np.maximum(total, total[best_state] - switch_cost) + scores[step]
     total[1:] -= switch_cost
     path = np.empty(len(scores), np.int64)
     path[-1] = total.argmax()
@@ -494,7 +511,7 @@ def viterbi(scores: Floats, switch_cost: float) -> Ints:
 
 
 def around(values: Floats | Mask, width: int) -> Floats:
-    """The sum of the values around each place."""
+    """The sum of the values around each position."""
     return np.convolve(values, np.ones(width), "full")[width // 2 : width // 2 + len(values)]
 
 

@@ -34,9 +34,9 @@ class ContextPair(TaggedPair):
 
     @classmethod
     def with_context(cls, pair: Pair, context: tuple[str, ...]) -> ContextPair:
-        found = cls(*pair)
-        found.tags, found.context = tags_of(pair), context
-        return found
+        context_pair = cls(*pair)
+        context_pair.tags, context_pair.context = tags_of(pair), context
+        return context_pair
 
 
 class ParsedPair(Pair):
@@ -68,14 +68,14 @@ def previous_sentences(
     before: the sources that precede the first one.
     """
     previous: deque[str] = deque(maxlen=count)
-    found = []
+    contexts = []
     for source in (*before, *sources):
-        found.append(tuple(previous))
+        contexts.append(tuple(previous))
         if source.strip():
             previous.append(source)
         else:
             previous.clear()
-    return found[len(before) :]
+    return contexts[len(before) :]
 
 
 def parse_of(pair: Pair) -> ParsedSentence | None:

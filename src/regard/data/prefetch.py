@@ -36,16 +36,16 @@ def available_items(items: Iterable[Item], max_items: int) -> Iterator[list[Item
     producer = _Producer(items, max_items)
     try:
         while True:
-            taken = [producer.queue.get()]
-            while len(taken) < max_items and not producer.queue.empty():
-                taken.append(producer.queue.get())
-            ready = [item for item in taken if not isinstance(item, BaseException)]
-            if ready:
-                yield ready
-            if isinstance(taken[-1], EndOfItems):
+            batch = [producer.queue.get()]
+            while len(batch) < max_items and not producer.queue.empty():
+                batch.append(producer.queue.get())
+            ready_items = [item for item in batch if not isinstance(item, BaseException)]
+            if ready_items:
+                yield ready_items
+            if isinstance(batch[-1], EndOfItems):
                 return
-            if isinstance(taken[-1], BaseException):
-                raise taken[-1]
+            if isinstance(batch[-1], BaseException):
+                raise batch[-1]
     finally:
         producer.stop()  # not joined: the thread may be blocked on terminal input
 

@@ -52,14 +52,14 @@ class ProtectedSpans:
         return Counter(match[0] for match in self._pattern.finditer(text))
 
     def occurrences(self, text: str) -> dict[str, Occurrence]:
-        """The same, and whether each stands by itself or touches a word, as a tag does."""
-        found: dict[str, Occurrence] = {}
+        """The protected spans, how often each occurs, and whether a word character touches it, as with tags."""
+        occurrences: dict[str, Occurrence] = {}
         for match in self._pattern.finditer(text):
-            times, before, after = found.get(match[0], (0, False, False))
-            before |= is_word_character(text[match.start() - 1 : match.start()])
-            after |= is_word_character(text[match.end() : match.end() + 1])
-            found[match[0]] = Occurrence(times + 1, before, after)
-        return found
+            times, touches_before, touches_after = occurrences.get(match[0], (0, False, False))
+            touches_before |= is_word_character(text[match.start() - 1 : match.start()])
+            touches_after |= is_word_character(text[match.end() : match.end() + 1])
+            occurrences[match[0]] = Occurrence(times + 1, touches_before, touches_after)
+        return occurrences
 
     def replace(self, text: str, substitutes: Mapping[str, str]) -> str:
         """The text with each protected span replaced by its substitute."""
@@ -83,9 +83,9 @@ class ProtectedSpans:
 
     def mismatches(self, source: str, translation: str) -> list[str]:
         """One message for each protected span that the translation has more or fewer times than the source."""
-        before, after = self.find(source), self.find(translation)
+        in_source, in_translation = self.find(source), self.find(translation)
         return [
-            f"{span} occurs {before[span]} time(s) in the source, {after[span]} in the translation"
-            for span in {**before, **after}
-            if before[span] != after[span]
+            f"{span} occurs {in_source[span]} time(s) in the source, {in_translation[span]} in the translation"
+            for span in {**in_source, **in_translation}
+            if in_source[span] != in_translation[span]
         ]

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.formats.base import Two
+from regard.data.formats.base import NamePair
 from regard.data.language_identification import LanguageIdentifier, is_installed
 from regard.data.misalignment import (
     MIN_PAIRS,
@@ -69,14 +69,14 @@ MAX_RATIO = 3.0
 
 
 # ---------------------------------------------------------------------------------------------
-# What rules see
+# The corpus as a whole
 
 
 @dataclass
 class CorpusFacts:
     """What rules need to know about the corpus as a whole."""
 
-    languages: Two | None = None
+    languages: NamePair | None = None
     sample: Sequence[Pair] = ()
     """pairs from all over the corpus"""
     held_out: Mapping[str, KeyCounter] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class CorpusFacts:
 
 def survey(
     pairs: Iterable[Pair],
-    languages: Two | None = None,
+    languages: NamePair | None = None,
     held_out: Mapping[str, Iterable[Pair]] | None = None,
 ) -> CorpusFacts:
     """Read a corpus once, to learn what rules need to know about it."""
@@ -158,8 +158,8 @@ class NoText(Rule):
 
     def find(self, batch: PairBatch) -> Mask:
         sides = (batch.source, batch.target)
-        without = np.logical_or(*(side.letters + side.digits == 0 for side in sides))
-        return np.asarray(without & ~batch.rejected)
+        has_no_text = np.logical_or(*(side.letters + side.digits == 0 for side in sides))
+        return np.asarray(has_no_text & ~batch.rejected)
 
 
 # UTF-8 that was decoded as Latin-1 or Windows-1252: a character for the first byte and one for each of the others.
@@ -182,7 +182,7 @@ class EncodingDamage(Rule):
 
     def find(self, batch: PairBatch) -> Mask:
         candidates = np.logical_or(
-            *(self.may_be_damaged(one) for one in (batch.source, batch.target))
+            *(self.may_be_damaged(texts) for texts in (batch.source, batch.target))
         )
         return batch.where(
             np.flatnonzero(candidates),
@@ -277,8 +277,8 @@ class LengthRatio(Rule):
 
     def find(self, batch: PairBatch) -> Mask:
         source, target = batch.source.widths, batch.target.widths
-        long = np.maximum(source, target) >= self.min_characters
-        return np.asarray(long & exceeds_ratio(source, target, self.max_ratio))
+        is_long = np.maximum(source, target) >= self.min_characters
+        return np.asarray(is_long & exceeds_ratio(source, target, self.max_ratio))
 
     def explain(self, pair: Pair) -> str:
         source, target = (int(TextBatch([text]).widths[0]) for text in pair[:2])
@@ -302,19 +302,23 @@ class Copy(Rule):
     """of the shorter side, for a partial copy"""
 
     def find(self, batch: PairBatch) -> Mask:
-        whole = batch.source.folded_keys == batch.target.folded_keys
-        whole &= batch.source.letters > 1
+        is_copy = batch.source.folded_keys == batch.target.folded_keys
+        is_copy &= batch.source.letters > 1
         source, target = batch.source.words, batch.target.words
         pairs = np.arange(len(batch), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        ours = np.sort(source.hashes ^ np.repeat(pairs, source.counts))
-        theirs = target.hashes ^ np.repeat(pairs, target.counts)
-        place = np.minimum(np.searchsorted(ours, theirs), len(ours) - 1)
-        found = ours[place] == theirs if len(ours) else np.zeros(len(theirs), np.bool_)
+        source_words = np.sort(source.hashes ^ np.repeat(pairs, source.counts))
+        target_words = target.hashes ^ np.repeat(pairs, target.counts)
+        index = np.minimum(np.searchsorted(source_words, target_words), len(source_words) - 1)
+        is_common = (
+            source_words[index] == target_words
+            if len(source_words)
+            else np.zeros(len(target_words), np.bool_)
+        )
         texts = np.repeat(np.arange(len(batch)), target.counts)
-        common = np.bincount(texts, found, len(batch))
+        common = np.bincount(texts, is_common, len(batch))
         shorter = np.minimum(source.counts, target.counts)
         partial = (common > self.max_overlap * shorter) & (shorter >= self.min_words)
-        return np.asarray(whole | partial)
+        return np.asarray(is_copy | partial)
 
 
 @QUALITY_RULES.register("script")
@@ -412,7 +416,7 @@ class WrongLanguage(Rule):
     min_probability: float = 0.5
     """of another language"""
     min_characters: int = 15
-    """of a text; shorter ones are not judged, and longer ones of four times this length by halves"""
+    """of a text; shorter texts are not judged, and texts of at least four times this length are judged by halves"""
     identifiers: list[LanguageIdentifier | None] = field(
         default_factory=list, init=False, repr=False
     )
@@ -480,8 +484,8 @@ class NumberMismatch(Rule):
 
 def digit_sequences(text: str) -> Counter[str]:
     """The numbers of a text, without separators of thousands and leading zeros."""
-    found = (re.sub(r"\D", "", number).lstrip("0") for number in _NUMBER.findall(text))
-    return Counter(str(int(number)) for number in found if number)
+    stripped = (re.sub(r"\D", "", number).lstrip("0") for number in _NUMBER.findall(text))
+    return Counter(str(int(number)) for number in stripped if number)
 
 
 _PLACEHOLDERS = ProtectedSpans(("placeholders",))
@@ -567,9 +571,9 @@ class HeldOutOverlap(Rule):
 
     def find(self, batch: PairBatch) -> Mask:
         keys = batch.source.folded_keys
-        found = [counter.contains(keys) for counter in self.held_out.values()]
+        overlaps = [counter.contains(keys) for counter in self.held_out.values()]
         has_text = batch.source.letters + batch.source.digits > 0
-        return np.asarray(np.logical_or.reduce(found) & has_text)
+        return np.asarray(np.logical_or.reduce(overlaps) & has_text)
 
 
 class CountingRule(Rule):
@@ -582,8 +586,8 @@ class CountingRule(Rule):
     def occurrences(self, batch: PairBatch, keys: Hashes) -> Ints:
         """How often each key occurred before; 0 for pairs that are rejected."""
         counts = np.zeros(len(batch), np.int64)
-        alive = np.flatnonzero(~batch.rejected)
-        counts[alive] = self.counter.add(keys[alive])
+        accepted = np.flatnonzero(~batch.rejected)
+        counts[accepted] = self.counter.add(keys[accepted])
         return counts
 
 
@@ -677,7 +681,7 @@ class SeveralSentences(Rule):
 
     rejects = False
     advice = "no action is needed if your texts are like this; otherwise translate with --sentences"
-    languages: Two = field(default=("", ""), init=False, repr=False)
+    languages: NamePair = field(default=("", ""), init=False, repr=False)
 
     def prepare(self, facts: CorpusFacts) -> str | None:
         self.languages = facts.languages or ("", "")
@@ -701,14 +705,17 @@ def make_rules(settings: Sequence[str] = (), skip: Sequence[str] = ()) -> dict[s
     """The rules with their thresholds, by name. ``settings`` are such as ``ratio.max_ratio=4``."""
     for name in skip:
         _check_rule(name, f"--skip {name}")
-    rules = {name: kind() for name, kind in QUALITY_RULES.items() if name not in skip}
+    rules = {name: rule_class() for name, rule_class in QUALITY_RULES.items() if name not in skip}
     for setting in settings:
         key, equals, value = setting.partition("=")
         name, _, threshold = key.partition(".")
         _check_rule(name, f"--set {setting}")
         thresholds = threshold_names(QUALITY_RULES[name])
         if not equals or threshold not in thresholds:
-            allowed = ", ".join(f"{name}.{one}" for one in thresholds) or f"none; --skip {name}"
+            allowed = (
+                ", ".join(f"{name}.{field_name}" for field_name in thresholds)
+                or f"none; --skip {name}"
+            )
             raise RegardError(
                 f"--set {setting}: expected KEY=VALUE, with one of the keys: {allowed}"
             )
@@ -717,9 +724,9 @@ def make_rules(settings: Sequence[str] = (), skip: Sequence[str] = ()) -> dict[s
     return rules
 
 
-def threshold_names(kind: type[Rule]) -> list[str]:
+def threshold_names(rule_class: type[Rule]) -> list[str]:
     """The names of a rule's thresholds."""
-    return [one.name for one in fields(kind) if one.init]
+    return [threshold.name for threshold in fields(rule_class) if threshold.init]
 
 
 def _check_rule(name: str, option: str) -> None:
@@ -729,9 +736,9 @@ def _check_rule(name: str, option: str) -> None:
 
 def _parse(setting: str, text: str, default: object) -> object:
     """A value of the type of the default."""
-    kinds: dict[type, Callable[[str], object]] = {bool: _parse_bool, int: int, float: float}
+    parsers: dict[type, Callable[[str], object]] = {bool: _parse_bool, int: int, float: float}
     try:
-        return kinds[type(default)](text)
+        return parsers[type(default)](text)
     except ValueError:
         name = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
         raise RegardError(f"--set {setting}: must be {name}") from None

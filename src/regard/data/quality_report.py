@@ -115,8 +115,8 @@ class Histograms:
         source, target = batch.source.widths, batch.target.widths
         self.source += _bin(source, LENGTH_BINS)
         self.target += _bin(target, LENGTH_BINS)
-        both = (source > 0) & (target > 0)
-        self.ratio += _bin(target[both] / source[both], RATIO_BINS)
+        nonempty = (source > 0) & (target > 0)
+        self.ratio += _bin(target[nonempty] / source[nonempty], RATIO_BINS)
 
     def results(self) -> list[Histogram]:
         return [
@@ -127,8 +127,8 @@ class Histograms:
 
 
 def _bin(values: Any, bounds: Sequence[float]) -> Ints:
-    places = np.searchsorted(np.array(bounds), values, side="right") - 1
-    return np.bincount(places, minlength=len(bounds))
+    bins = np.searchsorted(np.array(bounds), values, side="right") - 1
+    return np.bincount(bins, minlength=len(bounds))
 
 
 def make_report(
@@ -142,21 +142,21 @@ def make_report(
     findings = {name: _empty_finding(name) for name in rules.rules}
     histograms, words, sources = Histograms(), Counter[int](), KeyCounter()
     report = QualityReport([*files], languages, not_applied=rules.skipped)
-    others: dict[str, list[NoiseExample]] = {name: [] for name in findings}
+    fallback_examples: dict[str, list[NoiseExample]] = {name: [] for name in findings}
     for batch in batches(pairs):
         for name, marks in rules.apply(batch):
             finding = findings[name]
             finding.count += int(marks.sum())
             # A pair that an earlier rule found, such as an empty one, is an example only if there is no other.
-            for examples, found in (
+            for examples, candidates in (
                 (finding.examples, marks & ~batch.rejected),
-                (others[name], marks & batch.rejected),
+                (fallback_examples[name], marks & batch.rejected),
             ):
-                for number in np.flatnonzero(found)[: EXAMPLES - len(examples)].tolist():
+                for number in np.flatnonzero(candidates)[: EXAMPLES - len(examples)].tolist():
                     pair = batch.pairs[number]
-                    why = rules.rules[name].explain(pair)
+                    explanation = rules.rules[name].explain(pair)
                     number += batch.start + 1
-                    examples.append(NoiseExample(number, pair.source, pair.target, why))
+                    examples.append(NoiseExample(number, pair.source, pair.target, explanation))
         histograms.add(batch)
         report.pairs += len(batch)
         report.rejected += int(batch.rejected.sum())
@@ -165,9 +165,9 @@ def make_report(
             words.update(batch.source.words.hashes.tolist())
     for name, finding in findings.items():
         finding.share = finding.count / max(1, report.pairs)
-        finding.examples = (finding.examples + others[name])[:EXAMPLES]
+        finding.examples = (finding.examples + fallback_examples[name])[:EXAMPLES]
     nonempty = (finding for finding in findings.values() if finding.count)
-    report.findings = sorted(nonempty, key=lambda one: (not one.rejects, -one.count))
+    report.findings = sorted(nonempty, key=lambda finding: (not finding.rejects, -finding.count))
     report.histograms = histograms.results()
     report.stretches = _merged(rules)
     report.held_out = [
@@ -177,8 +177,8 @@ def make_report(
 
 
 def _empty_finding(name: str) -> Finding:
-    kind = QUALITY_RULES[name]
-    return Finding(name, QUALITY_RULES.choices[name].summary, kind.rejects, kind.advice)
+    rule_class = QUALITY_RULES[name]
+    return Finding(name, QUALITY_RULES.choices[name].summary, rule_class.rejects, rule_class.advice)
 
 
 def _merged(rules: RuleSet) -> list[Stretch]:
@@ -198,19 +198,19 @@ def _compare(
 ) -> HeldOutSplit:
     """Compare the sources of a split with those of the training data."""
     distinct, overlap = KeyCounter(), 0
-    theirs: Counter[int] = Counter()
+    split_words: Counter[int] = Counter()
     for batch in batches(pairs):
         keys = batch.source.folded_keys
-        new = distinct.add(keys) == 0
-        overlap += int((sources.contains(keys) & new).sum())
-        theirs.update(batch.source.words.hashes.tolist())
-    unknown = sum(count for word, count in theirs.items() if word not in words)
+        is_new = distinct.add(keys) == 0
+        overlap += int((sources.contains(keys) & is_new).sum())
+        split_words.update(batch.source.words.hashes.tolist())
+    unknown = sum(count for word, count in split_words.items() if word not in words)
     return HeldOutSplit(
         name,
         len(distinct),
         overlap,
-        unknown / max(1, theirs.total()),
-        jensen_shannon(words, theirs),
+        unknown / max(1, split_words.total()),
+        jensen_shannon(words, split_words),
     )
 
 
@@ -231,15 +231,15 @@ def jensen_shannon(first: Counter[int], second: Counter[int]) -> float:
 # What to do
 
 
-def next_steps(report: QualityReport, given: str, cleaning: str = "") -> list[str]:
+def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[str]:
     """What to do, one line each.
 
-    ``given`` are the files as the user gave them, with the options that say how to read them. ``cleaning`` are the
-    other options of the command that ``regard data clean`` has as well.
+    ``files``: the files as the user passed them, with the options that say how to read them. ``cleaning``: the other
+    options of the command that ``regard data clean`` has as well.
     """
     steps = []
-    found = {finding.rule: finding for finding in report.findings}
-    command = f"regard data clean {given} {cleaning}".strip()
+    findings = {finding.rule: finding for finding in report.findings}
+    command = f"regard data clean {files} {cleaning}".strip()
     if report.rejected:
         share = report.rejected / report.pairs
         steps.append(
@@ -249,7 +249,7 @@ def next_steps(report: QualityReport, given: str, cleaning: str = "") -> list[st
         languages = f" --languages {','.join(report.languages)}" if report.languages else ""
         steps.append(f"regard train clean.tsv{languages}  trains on the others")
     else:
-        steps.append(f"regard train {given}  can use the data as they are")
+        steps.append(f"regard train {files}  can use the data as they are")
     for first, last, shift in report.stretches[:3]:
         steps.append(
             f"pairs {first:,} to {last:,}: source n belongs to target n {'+' if shift > 0 else '-'} {abs(shift)}; "
@@ -259,7 +259,7 @@ def next_steps(report: QualityReport, given: str, cleaning: str = "") -> list[st
         steps.append(
             "more than half of the pairs would be dropped: look at rejected.tsv first; --skip RULE turns a rule off"
         )
-    if "encoding" in found:
+    if "encoding" in findings:
         steps.append("export the original texts again as UTF-8 if you can: damaged pairs are lost")
     for split in report.held_out:
         if split.overlap:
@@ -274,7 +274,7 @@ def next_steps(report: QualityReport, given: str, cleaning: str = "") -> list[st
             )
     if report.pairs and report.rejected < 0.5 * report.pairs:
         steps.append(
-            f"regard data score {given} --output scored.tsv  ranks the pairs by models trained on them"
+            f"regard data score {files} --output scored.tsv  ranks the pairs by models trained on them"
         )
     return steps
 
@@ -343,7 +343,7 @@ def html_report(report: QualityReport) -> str:
 <h2>What to do</h2>
 <ul>{"".join(f"<li>{_step(step)}</li>" for step in report.next_steps)}</ul>
 <h2>What was found</h2>
-{"".join(_finding(one, one is report.findings[0]) for one in report.findings) or "<p>Nothing.</p>"}
+{"".join(_finding(finding, finding is report.findings[0]) for finding in report.findings) or "<p>Nothing.</p>"}
 {_held_out(report.held_out)}
 <h2>Lengths</h2>
 <div class="plots">{"".join(map(_plot, report.histograms))}</div>
@@ -355,9 +355,9 @@ def html_report(report: QualityReport) -> str:
 
 
 def _step(step: str) -> str:
-    command, separator, rest = step.partition("  ")
+    command, separator, explanation = step.partition("  ")
     if separator and command.startswith("regard "):
-        return f"<code>{escape(command)}</code> {escape(rest)}"
+        return f"<code>{escape(command)}</code> {escape(explanation)}"
     return escape(step)
 
 
@@ -375,17 +375,21 @@ def _finding(finding: Finding, is_open: bool) -> str:
 
 
 def _example(example: NoiseExample) -> str:
-    why = f"<dt>why</dt><dd>{escape(example.explanation)}</dd>" if example.explanation else ""
+    explanation = (
+        f"<dt>why</dt><dd>{escape(example.explanation)}</dd>" if example.explanation else ""
+    )
     return (
         f"<dl><dt>pair {example.number:,}</dt><dd>{escape(_visible(example.source))}</dd>"
-        f"<dd>{escape(_visible(example.target))}</dd>{why}</dl>"
+        f"<dd>{escape(_visible(example.target))}</dd>{explanation}</dl>"
     )
 
 
 def _visible(text: str) -> str:
     """A text in which control characters are shown as escapes."""
-    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:400])
-    return shown or "(empty)"
+    visible = "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text[:400]
+    )
+    return visible or "(empty)"
 
 
 def _held_out(splits: list[HeldOutSplit]) -> str:
@@ -410,13 +414,15 @@ def _plot(histogram: Histogram) -> str:
     bounds = [f"{bound:g}" for bound in histogram.bounds]
     for number, count in enumerate(histogram.counts):
         height = 90 * count / highest
-        last = number == len(bounds) - 1
-        title = f"{bounds[number]} or more" if last else f"{bounds[number]} to {bounds[number + 1]}"
+        is_last = number == len(bounds) - 1
+        title = (
+            f"{bounds[number]} or more" if is_last else f"{bounds[number]} to {bounds[number + 1]}"
+        )
         bars.append(
             f'<rect x="{number * step + 1:.1f}" y="{95 - height:.1f}" width="{step - 2:.1f}" '
             f'height="{height:.1f}"><title>{title}: {count:,}</title></rect>'
         )
-        if last:
+        if is_last:
             labels.append(f'<text x="299" y="107" text-anchor="end">{bounds[number]}</text>')
         elif number % 3 == 0 and number < len(bounds) - 2:
             labels.append(f'<text x="{number * step + 1:.1f}" y="107">{bounds[number]}</text>')
@@ -427,7 +433,9 @@ def _plot(histogram: Histogram) -> str:
 
 
 def _not_applied(report: QualityReport) -> str:
-    items = [f"<b>{escape(rule)}</b>: {escape(why)}" for rule, why in report.not_applied.items()]
+    items = [
+        f"<b>{escape(rule)}</b>: {escape(reason)}" for rule, reason in report.not_applied.items()
+    ]
     items += map(escape, report.skipped_lines)
     if not items:
         return ""

@@ -63,12 +63,12 @@ def sentence_case(text: str) -> str:
     protected = [Span(0, 0), *_placeholders().spans(lower)]
     parts, end, begins = list[str](), 0, True
     for match in _WORD_OR_END.finditer(lower):
-        first = match.start()
+        start = match.start()
         if begins and match["word"]:
-            span = protected[bisect(protected, first, key=lambda one: one.start) - 1]
-            if first >= span.end:
-                parts += [lower[end:first], lower[first].title()]
-                end = first + 1
+            span = protected[bisect(protected, start, key=lambda span: span.start) - 1]
+            if start >= span.end:
+                parts += [lower[end:start], lower[start].title()]
+                end = start + 1
         begins = not match["word"]
     return "".join([*parts, lower[end:]])
 

@@ -65,17 +65,19 @@ class Sentences:
         """A space if the translation needs one that the source does not have: English after Chinese, for example."""
         if index == len(self.sentences) - 1 or self.separators[index + 1]:
             return ""
-        last = next(filter(str.isalnum, reversed(translation)), None)
+        last_character = next(filter(str.isalnum, reversed(translation)), None)
         unchanged = translation == self.sentences[index]
-        return "" if unchanged or last is None or is_unspaced_script(last) else " "
+        return (
+            "" if unchanged or last_character is None or is_unspaced_script(last_character) else " "
+        )
 
 
 def split_text(text: str, language: str = "") -> Sentences:
     """The sentences of a plain text. ``language`` is a code such as ``en``; it decides which dots end a sentence."""
     spans = list(sentence_spans(text, language))
     bounds = [0, *chain(*spans), len(text)]
-    parts = [text[start:end] for start, end in pairwise(bounds)]
-    return Sentences(parts[1::2], parts[::2])
+    segments = [text[start:end] for start, end in pairwise(bounds)]
+    return Sentences(segments[1::2], segments[::2])
 
 
 def count_sentences(text: str, language: str = "") -> int:
@@ -102,9 +104,9 @@ def split_long_sentence(text: str, start: int, end: int) -> Iterator[Span]:
             matches = _BREAK.finditer(text, start + 1, start + MAX_SENTENCE_LENGTH)
             breaks = [match.start() for match in matches]
             stop = breaks[-1] if breaks else start + MAX_SENTENCE_LENGTH
-        part = text[start:stop].rstrip()
-        if _has_content(part):
-            yield Span(start, start + len(part))
+        sentence = text[start:stop].rstrip()
+        if _has_content(sentence):
+            yield Span(start, start + len(sentence))
         start = stop
 
 
@@ -134,9 +136,9 @@ def _is_abbreviated(text: str, end: int, language: str) -> bool:
     word, language = match[1].casefold(), language.split("-")[0]
     if word.isdigit():
         return len(word) <= 2 and language in _ORDINALS
-    known = _ABBREVIATIONS[""] + " " + _ABBREVIATIONS.get(language, "")
+    abbreviations = _ABBREVIATIONS[""] + " " + _ABBREVIATIONS.get(language, "")
     is_initial = len(word) == 1 and (match[1].isupper() or match[1].islower())
-    return is_initial or word in known.split()
+    return is_initial or word in abbreviations.split()
 
 
 def _has_content(text: str) -> bool:

@@ -64,33 +64,41 @@ class BpeDropout(SubwordSampler):
     """BPE dropout (BPE-dropout): characters are merged, best pair first; each is skipped with probability alpha."""
 
     def __call__(self, word: str, rng: Random) -> WordIds:
-        parts, after = list(word), list(range(1, len(word) + 1))
-        before = list(range(-1, len(word) - 1))
+        symbols, following = list(word), list(range(1, len(word) + 1))
+        preceding = list(range(-1, len(word) - 1))
         merges = [
-            entry for left in range(len(parts) - 1) if (entry := self._merge(parts, left, left + 1))
+            entry
+            for left in range(len(symbols) - 1)
+            if (entry := self._merge(symbols, left, left + 1))
         ]
         heapify(merges)
         draw, alpha = rng.random, self.alpha
         while merges:
             _, left, right, size = heappop(merges)
-            if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != size:
-                continue  # one of them has been merged with another part
+            if (
+                not symbols[left]
+                or not symbols[right]
+                or len(symbols[left]) + len(symbols[right]) != size
+            ):
+                continue  # one of them has been merged with another symbol
             if alpha and draw() < alpha:
                 continue
-            parts[left] += parts[right]
-            parts[right] = ""
-            after[left] = after[right]
-            if after[left] < len(parts):
-                before[after[left]] = left
-                if entry := self._merge(parts, left, after[left]):
+            symbols[left] += symbols[right]
+            symbols[right] = ""
+            following[left] = following[right]
+            if following[left] < len(symbols):
+                preceding[following[left]] = left
+                if entry := self._merge(symbols, left, following[left]):
                     heappush(merges, entry)
-            if before[left] >= 0 and (entry := self._merge(parts, before[left], left)):
+            if preceding[left] >= 0 and (entry := self._merge(symbols, preceding[left], left)):
                 heappush(merges, entry)
-        return tuple(i for part in parts if part for i in self.ids(part))
+        return tuple(i for symbol in symbols if symbol for i in self.ids(symbol))
 
-    def _merge(self, parts: list[str], left: int, right: int) -> tuple[float, int, int, int] | None:
-        """The heap entry for merging two neighbouring parts, or None if there is no such piece."""
-        merged = parts[left] + parts[right]
+    def _merge(
+        self, symbols: list[str], left: int, right: int
+    ) -> tuple[float, int, int, int] | None:
+        """The heap entry for merging two neighbouring symbols, or None if there is no such piece."""
+        merged = symbols[left] + symbols[right]
         piece = self.pieces.get(merged)
         return None if piece is None else (-piece[1], left, right, len(merged))
 
@@ -152,7 +160,7 @@ class SamplingVocabulary(Vocabulary):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         words = (_WORD.findall(self.escape(text)) for text in texts)
-        return [[i for word in some for i in self._sample(word)] for some in words]
+        return [[i for word in text_words for i in self._sample(word)] for text_words in words]
 
     def _sample(self, word: str) -> WordIds:
         samples = self._samples.setdefault(word, [])

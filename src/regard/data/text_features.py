@@ -149,9 +149,9 @@ class TextBatch:
         """The class of each character."""
         return character_table().classes[self.codes]
 
-    def count(self, which: Mask) -> Ints:
+    def count(self, marks: Mask) -> Ints:
         """How many characters of each text are marked."""
-        totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(which)])
+        totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(marks)])
         return np.asarray(totals[self.ends] - totals[self.ends - self.lengths])
 
     @cached_property
@@ -188,11 +188,11 @@ class TextBatch:
         lower = np.concatenate([table.lower[self.codes], np.zeros(STEM, np.uint32)])
         inside = np.concatenate([is_letter & ~begins, np.zeros(STEM, np.bool_)])
         hashes = lower[starts].astype(np.uint64) * _HASH_FACTOR
-        alive = np.ones(len(starts), np.bool_)
+        in_word = np.ones(len(starts), np.bool_)
         for offset in range(1, STEM):
-            alive &= inside[starts + offset]
+            in_word &= inside[starts + offset]
             mixed = hashes ^ (hashes >> np.uint64(29)) ^ lower[starts + offset].astype(np.uint64)
-            hashes = np.where(alive, mixed * _HASH_FACTOR, hashes)
+            hashes = np.where(in_word, mixed * _HASH_FACTOR, hashes)
         return Words(hashes, counts)
 
     @cached_property
@@ -216,8 +216,8 @@ class TextBatch:
     @cached_property
     def folded_keys(self) -> Hashes:
         """A hash of the letters and digits of each text, in lower case."""
-        which = self.classes & (LETTER | DIGIT) > 0
-        return self._hash(character_table().lower[self.codes[which]], self.count(which))
+        is_text = self.classes & (LETTER | DIGIT) > 0
+        return self._hash(character_table().lower[self.codes[is_text]], self.count(is_text))
 
     @staticmethod
     def _hash(codes: NDArray[np.uint32], counts: Ints) -> Hashes:
@@ -254,23 +254,23 @@ class KeyCounter:
     def add(self, keys: Hashes) -> Ints:
         """Count the keys, and return how often each occurred before."""
         distinct, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        earlier = np.zeros(len(distinct), np.int64)
+        earlier_counts = np.zeros(len(distinct), np.int64)
         for run, run_counts in self.runs:
-            place = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
-            earlier += np.where(run[place] == distinct, run_counts[place], 0)
+            index = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
+            earlier_counts += np.where(run[index] == distinct, run_counts[index], 0)
         order = np.argsort(inverse, kind="stable")
         rank = np.empty(len(keys), np.int64)
         rank[order] = np.arange(len(keys)) - np.repeat(np.cumsum(counts) - counts, counts)
         if len(distinct):
             self._append(distinct, counts.astype(np.int32))
-        return np.asarray(earlier[inverse] + rank)
+        return np.asarray(earlier_counts[inverse] + rank)
 
     def contains(self, keys: Hashes) -> Mask:
         """Whether each key was counted."""
-        found = np.zeros(len(keys), np.bool_)
+        contained = np.zeros(len(keys), np.bool_)
         for run, _ in self.runs:
-            found |= run[np.minimum(np.searchsorted(run, keys), len(run) - 1)] == keys
-        return found
+            contained |= run[np.minimum(np.searchsorted(run, keys), len(run) - 1)] == keys
+        return contained
 
     def __len__(self) -> int:
         return sum(len(run) for run, _ in self.runs)
@@ -279,8 +279,8 @@ class KeyCounter:
         while self.runs and len(self.runs[-1][0]) < 2 * len(keys):
             run, run_counts = self.runs.pop()
             keys, inverse = np.unique(np.concatenate([run, keys]), return_inverse=True)
-            both = np.concatenate([run_counts, counts])
-            counts = np.bincount(inverse, both, len(keys)).astype(np.int32)
+            all_counts = np.concatenate([run_counts, counts])
+            counts = np.bincount(inverse, all_counts, len(keys)).astype(np.int32)
         self.runs.append((keys, counts))
 
 
@@ -295,7 +295,7 @@ class Alignment(NamedTuple):
     """What a lexicon says about a batch."""
 
     words: EncodedPairs
-    best: tuple[Strengths, Strengths]
+    best_strengths: tuple[Strengths, Strengths]
     """the strength of the best translation of each source word and each target word"""
     scores: Floats
     """from 0 to 1"""
@@ -325,8 +325,8 @@ class PairBatch:
 
     def matching(self, pattern: re.Pattern[str]) -> list[int]:
         """The pairs in which a pattern may occur, on either side."""
-        both = np.union1d(self.source.matching(pattern), self.target.matching(pattern))
-        return [int(number) for number in both]
+        numbers = np.union1d(self.source.matching(pattern), self.target.matching(pattern))
+        return [int(number) for number in numbers]
 
     @property
     def pair_keys(self) -> Hashes:
@@ -345,8 +345,8 @@ class PairBatch:
         """The known words of both sides, and how well they explain each other."""
         if self._alignment is None:
             words = lexicon.encode(self)
-            best = lexicon.best_translations(words)
-            self._alignment = Alignment(words, best, lexicon.scores(words, best))
+            strengths = lexicon.best_translations(words)
+            self._alignment = Alignment(words, strengths, lexicon.scores(words, strengths))
         return self._alignment
 
 
@@ -356,8 +356,8 @@ def combine_keys(source: Hashes, target: Hashes) -> Hashes:
 
 
 def batches(pairs: Iterable[Pair], size: int = BATCH) -> Iterator[PairBatch]:
-    """The pairs of a stream, some at a time."""
+    """The pairs of a stream, ``size`` at a time."""
     stream, start = iter(pairs), 0
-    while some := list(islice(stream, size)):
-        yield PairBatch(some, start)
-        start += len(some)
+    while chunk := list(islice(stream, size)):
+        yield PairBatch(chunk, start)
+        start += len(chunk)

@@ -65,8 +65,8 @@ class RemoteFile:
         is_dir = self.is_dir()
 
         def find(system: Any, path: str) -> list[str]:
-            found = system.find(path) if is_dir else system.glob(path)
-            return [system.unstrip_protocol(name) for name in found if system.isfile(name)]
+            names = system.find(path) if is_dir else system.glob(path)
+            return [system.unstrip_protocol(name) for name in names if system.isfile(name)]
 
         chain = self.url.rpartition("::")[0]
         urls = self._call(find)
@@ -172,29 +172,31 @@ def split_lines(
     A line of more than ``limit`` bytes is refused; ``where`` names the file in the error message.
     """
     number = 1
-    begun: list[
+    pending: list[
         bytes
     ] = []  # joined once; otherwise a line of many chunks would be copied with each
     size = 0
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        size += len(first)
-        if others:
+        head, *following = chunk.split(b"\n")
+        pending.append(head)
+        size += len(head)
+        if following:
             _check_line(size, where, number, limit)
-            yield b"".join(begun)
-            *whole, last = others
-            if max(map(len, whole), default=0) > limit:  # rare, so lines are not checked one by one
-                for line in whole:
+            yield b"".join(pending)
+            *complete, tail = following
+            if (
+                max(map(len, complete), default=0) > limit
+            ):  # rare, so lines are not checked one by one
+                for line in complete:
                     number += 1
                     _check_line(len(line), where, number, limit)
                     yield line
-            yield from whole
-            number += len(others)
-            begun, size = [last], len(last)
+            yield from complete
+            number += len(following)
+            pending, size = [tail], len(tail)
         _check_line(size, where, number, limit)
-    if rest := b"".join(begun):
-        yield rest
+    if remainder := b"".join(pending):
+        yield remainder
 
 
 def _check_line(size: int, where: str, number: int, limit: int) -> None:
@@ -240,10 +242,10 @@ def _decompress_zst(chunks: Iterable[bytes]) -> Iterator[bytes]:
         start = 0
         while start < len(chunk):
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            part = chunk[start : start + ZST_PART]
-            yield frame.decompress(part)
-            start += len(part)
-            if frame.eof:  # the rest of the part belongs to the next frame
+            compressed = chunk[start : start + ZST_PART]
+            yield frame.decompress(compressed)
+            start += len(compressed)
+            if frame.eof:  # the unused bytes belong to the next frame
                 start -= len(frame.unused_data)
                 frame = None
     if frame is not None:

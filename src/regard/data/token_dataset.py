@@ -95,9 +95,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 def write_rows(file: BinaryIO, rows: Iterable[EncodedPair]) -> None:
     """Write rows as record batches of an Arrow file."""
     rows = iter(rows)
-    first = list(islice(rows, 1))
-    has_trees = any(row.tree is not None for row in first)  # all rows have one, or none has
-    rows = chain(first, rows)
+    first_rows = list(islice(rows, 1))
+    has_trees = any(row.tree is not None for row in first_rows)  # all rows have one, or none has
+    rows = chain(first_rows, rows)
     with _new_dataset(file, has_trees) as writer:
         while True:
             columns = [_Column() for _ in writer.schema.names]
@@ -124,28 +124,31 @@ def _paused_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def copy_rows(file: BinaryIO, parts: Iterable[tuple[TokenDataset, RowIndices]]) -> None:
-    """Write some rows of several datasets, one after the other: the same file as ``write_rows`` writes."""
-    parts = iter(parts)
-    first = list(islice(parts, 1))
-    has_trees = any(dataset.has_trees for dataset, _ in first)
+def copy_rows(file: BinaryIO, selections: Iterable[tuple[TokenDataset, RowIndices]]) -> None:
+    """Write some rows of several datasets, one after the other: the same file as ``write_rows`` writes.
+
+    selections: a dataset and the rows to copy, in order.
+    """
+    selections = iter(selections)
+    first_selection = list(islice(selections, 1))
+    has_trees = any(dataset.has_trees for dataset, _ in first_selection)
     with _new_dataset(file, has_trees) as writer:
-        rest = [(np.empty(0, np.int32), np.empty(0, np.int32)) for _ in writer.schema.names]
+        unwritten = [(np.empty(0, np.int32), np.empty(0, np.int32)) for _ in writer.schema.names]
         """lengths and values of the rows of each column that are not written yet"""
-        for dataset, rows in chain(first, parts):
+        for dataset, rows in chain(first_selection, selections):
             for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
-                some = rows[start : start + ROWS_PER_RECORD_BATCH]
-                columns = [dataset.lists(name, some) for name in writer.schema.names]
-                rest = [
-                    (np.concatenate([before[0], added[0]]), np.concatenate([before[1], added[1]]))
-                    for before, added in zip(rest, columns, strict=True)
+                chunk = rows[start : start + ROWS_PER_RECORD_BATCH]
+                columns = [dataset.lists(name, chunk) for name in writer.schema.names]
+                unwritten = [
+                    (np.concatenate([lists[0], added[0]]), np.concatenate([lists[1], added[1]]))
+                    for lists, added in zip(unwritten, columns, strict=True)
                 ]
-                if len(rest[0][0]) >= ROWS_PER_RECORD_BATCH:
-                    cut = [_split_lists(*column, ROWS_PER_RECORD_BATCH) for column in rest]
+                if len(unwritten[0][0]) >= ROWS_PER_RECORD_BATCH:
+                    cut = [_split_lists(*column, ROWS_PER_RECORD_BATCH) for column in unwritten]
                     writer.write([_to_arrow(*full) for full, _ in cut])
-                    rest = [after for _, after in cut]
-        if len(rest[0][0]):
-            writer.write([_to_arrow(*column) for column in rest])
+                    unwritten = [remaining for _, remaining in cut]
+        if len(unwritten[0][0]):
+            writer.write([_to_arrow(*column) for column in unwritten])
 
 
 Lists = tuple[IntArray, IntArray]
@@ -246,8 +249,8 @@ class ListColumn(ABC, Generic[Integers]):
             raise IndexError(f"row {chosen.min()} or {chosen.max()} of {len(self)} rows")
         batch = np.searchsorted(self.layout.rows, chosen, side="right") - 1
         offset = self.layout.offsets[batch] + (chosen - self.layout.rows[batch])
-        found = self._values(batch, offset)
-        return int(found) if isinstance(rows, int) else found
+        values = self._values(batch, offset)
+        return int(values) if isinstance(rows, int) else values
 
     @abstractmethod
     def _values(self, batch: RowIndices, offset: RowIndices) -> Integers:

@@ -142,8 +142,8 @@ class Vocabulary:
         """The ids of tags, followed by the ids of a source."""
         for tag in tags:
             if tag not in self.tags:
-                known = ", ".join(f"<{name}>" for name in self.tags) or "none"
-                raise RegardError(f"the vocabulary has no tag <{tag}>; known tags: {known}")
+                known_tags = ", ".join(f"<{name}>" for name in self.tags) or "none"
+                raise RegardError(f"the vocabulary has no tag <{tag}>; known tags: {known_tags}")
         return [*(self.tags[tag] for tag in tags), *ids]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
@@ -178,13 +178,13 @@ class Vocabulary:
     def token_starts(self, text: str) -> list[int]:
         """The number of non-whitespace characters of a text before each of its tokens."""
         escaped = _escape(text, self.normalization)
-        before: list[int] = []  # for each byte of the escaped text
+        characters_before: list[int] = []  # for each byte of the escaped text
         count = 0
         for character in escaped.decode("utf-8"):
-            before += [count] * len(character.encode("utf-8"))
+            characters_before += [count] * len(character.encode("utf-8"))
             count += not character.isspace()
         starts = accumulate(self._byte_lengths(escaped), initial=0)
-        return [before[start] for start in starts if start < len(before)]
+        return [characters_before[start] for start in starts if start < len(characters_before)]
 
     def count_characters(self, text: str) -> int:
         """The number of non-whitespace characters of a text, counted as in ``token_starts``."""
@@ -266,9 +266,9 @@ class Tokenizer:
                 (folder / name).write_bytes(content)
             except OSError as error:
                 raise RegardError(f"{folder / name}: cannot be written: {error.strerror}") from None
-        for other in folder.glob("tokenizer*"):
-            if other.name not in files:
-                other.unlink()
+        for file in folder.glob("tokenizer*"):
+            if file.name not in files:
+                file.unlink()
         return [folder / name for name in files]
 
     @classmethod
@@ -329,12 +329,12 @@ def _load_vocabulary(path: Path, normalization: str) -> Vocabulary:
     try:
         vocabulary = Vocabulary(model, normalization)
         pieces = [vocabulary._processor.id_to_piece(i) for i in range(vocabulary.size)]
-        first = pieces[: len(SPECIAL_TOKENS)]
+        first_pieces = pieces[: len(SPECIAL_TOKENS)]
     except (RuntimeError, IndexError, UnicodeDecodeError):
         raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
-    if first != expected:
+    if first_pieces != expected:
         raise RegardError(
-            f"{path}: not created by Regard: its first entries are {first}, not {expected}"
+            f"{path}: not created by Regard: its first entries are {first_pieces}, not {expected}"
         )
     return vocabulary
 
@@ -363,9 +363,9 @@ def extend_tokenizer(
     Entries keep their order: special tokens, tags (new ones last), pieces (new ones last).
     """
     if tokenizer.shared:
-        both = _extend_vocabulary(tokenizer.source, config, pairs, ("source", "target"), count)
-        both = _add_tags(both, tags)
-        return Tokenizer(both, both)
+        shared = _extend_vocabulary(tokenizer.source, config, pairs, ("source", "target"), count)
+        shared = _add_tags(shared, tags)
+        return Tokenizer(shared, shared)
     source = _extend_vocabulary(tokenizer.source, config, pairs, ("source",), count)
     target = _extend_vocabulary(tokenizer.target, config.of_target, pairs, ("target",), count)
     return Tokenizer(_add_tags(source, tags), target)
@@ -373,13 +373,13 @@ def extend_tokenizer(
 
 def extended_ids(original: Vocabulary, extended: Vocabulary) -> ExtendedIds:
     """The ids of the original vocabulary that each id of the extended one corresponds to."""
-    known = {piece: i for i, piece in enumerate(original.pieces(range(original.size)))}
+    original_ids = {piece: i for i, piece in enumerate(original.pieces(range(original.size)))}
     texts = list(range(original.num_special_tokens, original.size))
     tags = list(original.tags.values()) or texts
     new_tags = {*extended.tags.values()}
     return [
-        [known[piece]]
-        if piece in known
+        [original_ids[piece]]
+        if piece in original_ids
         else (tags if i in new_tags else original.split_piece(piece) or texts)
         for i, piece in enumerate(extended.pieces(range(extended.size)))
     ]
@@ -399,12 +399,14 @@ def _extend_vocabulary(
     smallest = len(SPECIAL_TOKENS) + NUM_BYTES + text.alphabet
     size = max(vocabulary.size, smallest) + count
     trained = _train_vocabulary(config.model_copy(update={"vocab_size": size}), pairs, sides)
-    known, found = vocabulary.piece_scores(), trained.piece_scores()
-    new = [piece for piece in found if piece not in known]
+    old_scores, new_scores = vocabulary.piece_scores(), trained.piece_scores()
+    new_pieces = [piece for piece in new_scores if piece not in old_scores]
     if config.kind == "bpe":
-        return _add_merges(vocabulary, new, _new_characters(pairs(), vocabulary, sides), count)
-    best = sorted(new, key=lambda piece: -found[piece][1])[:count]
-    return _add_pieces(vocabulary, {piece: found[piece][1] for piece in best})
+        return _add_merges(
+            vocabulary, new_pieces, _new_characters(pairs(), vocabulary, sides), count
+        )
+    best_pieces = sorted(new_pieces, key=lambda piece: -new_scores[piece][1])[:count]
+    return _add_pieces(vocabulary, {piece: new_scores[piece][1] for piece in best_pieces})
 
 
 def _new_characters(
@@ -415,11 +417,11 @@ def _new_characters(
     for pair in pairs:
         for side in sides:
             counts.update(vocabulary.escape(getattr(pair, side)[:MAX_CHARACTERS_PER_TEXT]))
-    known = vocabulary.piece_scores()
+    entries = vocabulary.piece_scores()
     return [
         character
         for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        if count >= MIN_CHARACTER_COUNT and character not in known
+        if count >= MIN_CHARACTER_COUNT and character not in entries
     ]
 
 
@@ -435,11 +437,11 @@ def _add_merges(
     characters = characters[: count // 2]
     merges = [piece for piece in pieces if len(piece) > 1]
     while True:
-        new = [*merges[: count - len(characters)], *characters]
+        added = [*merges[: count - len(characters)], *characters]
         extended = _add_pieces(
-            vocabulary, {piece: lowest - rank for rank, piece in enumerate(new, 1)}
+            vocabulary, {piece: lowest - rank for rank, piece in enumerate(added, 1)}
         )
-        unused = {piece for piece in new if len(extended.split_piece(piece)) != 1}
+        unused = {piece for piece in added if len(extended.split_piece(piece)) != 1}
         if not unused:
             return extended
         merges = [piece for piece in merges if piece not in unused]
@@ -454,27 +456,27 @@ def _add_pieces(vocabulary: Vocabulary, scores: dict[str, float]) -> Vocabulary:
 
 def _add_tags(vocabulary: Vocabulary, tags: Sequence[str]) -> Vocabulary:
     """Insert the tags that are missing after the special tokens and tags."""
-    new = [tag for tag in tags if tag not in vocabulary.tags]
-    if not new:
+    new_tags = [tag for tag in tags if tag not in vocabulary.tags]
+    if not new_tags:
         return vocabulary
-    model, at = vocabulary.model, 0
+    model, offset = vocabulary.model, 0
     for _ in range(vocabulary.num_special_tokens):
-        assert model[at] == _PIECES, "a SentencePiece model begins with its pieces"
-        assert model[at + 1] < 0x80, "special tokens and tags are short"
-        at += 2 + model[at + 1]
-    added = b"".join(_serialize_piece(f"<{tag}>", 0.0, _CONTROL) for tag in new)
-    return Vocabulary(model[:at] + added + model[at:], vocabulary.normalization)
+        assert model[offset] == _PIECES, "a SentencePiece model begins with its pieces"
+        assert model[offset + 1] < 0x80, "special tokens and tags are short"
+        offset += 2 + model[offset + 1]
+    added = b"".join(_serialize_piece(f"<{tag}>", 0.0, _CONTROL) for tag in new_tags)
+    return Vocabulary(model[:offset] + added + model[offset:], vocabulary.normalization)
 
 
 _PIECES = 0x0A
 """tag of the field ``ModelProto.pieces`` and, inside a piece, of its text: field 1, length-delimited"""
 
 
-def _serialize_piece(piece: str, score: float, kind: int) -> bytes:
+def _serialize_piece(piece: str, score: float, piece_type: int) -> bytes:
     """One ``SentencePiece`` message as an element of ``ModelProto.pieces``."""
     text = piece.encode("utf-8")
     message = b"\x0a" + _varint(len(text)) + text + b"\x15" + struct.pack("<f", score)
-    message += b"\x18" + _varint(kind)
+    message += b"\x18" + _varint(piece_type)
     return bytes([_PIECES]) + _varint(len(message)) + message
 
 
@@ -531,12 +533,12 @@ def encode_utf8(text: str) -> bytes:
 
 
 def _escape(text: str, normalization: str) -> bytes:
-    """The text that is passed to SentencePiece."""
+    """Normalize and escape a text, as it is passed to SentencePiece."""
     return _escape_symbols(normalize(text, normalization))
 
 
 def _escape_symbols(text: str) -> bytes:
-    """The same of a normalized text."""
+    """Escape a normalized text."""
     if not text.isascii():
         text = _SYMBOL.sub(lambda symbol: _ESCAPES[symbol[0]], text)
     # One space in front, so that a word has the same pieces at the start of a text as inside it.
@@ -568,7 +570,7 @@ def _train_vocabulary(
     sides: Sequence[Side],
     tags: Sequence[str] = (),
 ) -> Vocabulary:
-    """Train one vocabulary of at most ``section.vocab_size`` entries on these sides of the pairs."""
+    """Train one vocabulary of at most ``config.vocab_size`` entries on these sides of the pairs."""
     # Words are split at spaces anyway. The other kinds do not read long texts to the end.
     max_characters = None if config.kind == "word" else MAX_CHARACTERS_PER_TEXT
     statistics = _count_text(pairs(), sides, config.normalize, max_characters)
@@ -623,10 +625,10 @@ def _count_text(
     count, characters, stream = 0, 0, iter(pairs)
     occurs = np.zeros(sys.maxunicode + 1, np.bool_)  # by code point
     normalized = NORMALIZATIONS[normalization]
-    while some := list(islice(stream, COUNTED_PAIRS)):
-        count += len(some)
+    while batch := list(islice(stream, COUNTED_PAIRS)):
+        count += len(batch)
         for side in sides:
-            texts = "".join([normalized(getattr(pair, side))[:max_characters] for pair in some])
+            texts = "".join([normalized(getattr(pair, side))[:max_characters] for pair in batch])
             characters += len(texts)
             occurs[np.frombuffer(texts.encode("utf-32-le", "surrogatepass"), np.uint32)] = True
     return TextStatistics(count, characters, int(occurs.sum()))
@@ -637,10 +639,10 @@ def _sample_evenly(pairs: Iterable[Pair], fraction: float) -> Iterator[Pair]:
 
     SentencePiece can sample, too, but its samples differ from process to process.
     """
-    taken = 0
+    sampled = 0
     for index, pair in enumerate(pairs):
-        if taken <= index * fraction:
-            taken += 1
+        if sampled <= index * fraction:
+            sampled += 1
             yield pair
 
 

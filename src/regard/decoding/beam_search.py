@@ -113,8 +113,8 @@ def beam_search(
             at_limit = (remaining == 1).unsqueeze(1) & (continued.totals > NEG_INF)
             done, without_result = done | at_limit.any(1), without_result & ~at_limit.any(1)
             finished.add_at_limit(active, at_limit, continued)
-        some_done = bool(done.any())
-        if some_done and without_result.any():
+        any_done = bool(done.any())
+        if any_done and without_result.any():
             finished.add_truncated(active, without_result, bonus, processor.is_complete(active))
 
         # 4. Extend the hypotheses of the sentences that are not done.
@@ -122,7 +122,7 @@ def beam_search(
             new_penalty = penalty(active.length + 1, length_penalty)
             step_record = (active.length, candidates, ended, continued, done, new_penalty)
             observer(BeamStep(*step_record, groups))
-        active = active.advance(~done if some_done else None, continued)
+        active = active.advance(~done if any_done else None, continued)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)
     return finished.ranked()
@@ -224,11 +224,11 @@ class FinishedHypotheses:
         scores = candidates.totals / self.penalty(active.length + 1, self.length_penalty)
         scores = scores if bonus is None else scores + bonus.gather(1, candidates.beams)
         per_group = ended.shape[1] // self.groups
-        new = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
-        all_scores = torch.cat([self.scores[active.sentences], new], dim=2)
+        new_scores = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
+        all_scores = torch.cat([self.scores[active.sentences], new_scores], dim=2)
         best = self.scores[active.sentences] = all_scores.topk(self.scores.shape[2]).values
         if self.groups == 1:  # converting a hypothesis that cannot win takes longer than this test
-            ended = ended & (new >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
+            ended = ended & (new_scores >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
         groups = ended.nonzero()[:, 1] // per_group
         finished = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
         self._add(finished, groups.tolist())
@@ -240,9 +240,9 @@ class FinishedHypotheses:
         continued: BeamCandidates,
     ) -> None:
         """Add the best hypotheses that reach the maximum length with this token."""
-        best = torch.arange(at_limit.shape[1], device=at_limit.device) < self.nbest
+        within_nbest = torch.arange(at_limit.shape[1], device=at_limit.device) < self.nbest
         finished = active.finish(
-            at_limit & best, continued, self.length_penalty, self.penalty, by_eos=False
+            at_limit & within_nbest, continued, self.length_penalty, self.penalty, by_eos=False
         )
         self._add(finished)
 
@@ -269,15 +269,17 @@ class FinishedHypotheses:
         if len(finished) == 1:
             return [finished[0][1]]
         rank_in_group: Counter[int] = Counter()
-        known: set[tuple[int, ...]] = set()
+        ranked_tokens: set[tuple[int, ...]] = set()
         ranked = []
         for group, hypothesis in sorted(finished, key=lambda entry: entry[1].score, reverse=True):
-            if tuple(hypothesis.tokens) in known:  # another group found it
+            if tuple(hypothesis.tokens) in ranked_tokens:  # another group found it
                 continue
-            known.add(tuple(hypothesis.tokens))
+            ranked_tokens.add(tuple(hypothesis.tokens))
             ranked.append((rank_in_group[group], hypothesis))
             rank_in_group[group] += 1
-        best = sorted(ranked, key=lambda entry: entry[0])[: self.nbest]
+        nbest = sorted(ranked, key=lambda entry: entry[0])[: self.nbest]
         return sorted(
-            (hypothesis for _, hypothesis in best), key=lambda one: one.score, reverse=True
+            (hypothesis for _, hypothesis in nbest),
+            key=lambda hypothesis: hypothesis.score,
+            reverse=True,
         )

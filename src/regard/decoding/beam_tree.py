@@ -86,7 +86,7 @@ class BeamTree:
             ids[extension] = number = len(self.nodes)
             parent, score = self.active_nodes[beam], total / step.penalty
             self.nodes.append(Node(number, parent, token, log_probability, total, score, state))
-        # An empty place of the beam points to the root; it never gets a possible candidate.
+        # An empty slot of the beam points to the root; it never has a possible candidate.
         self.active_nodes = [ids.get(extension, 0) for extension in extensions]
 
     def add_path(self, hypothesis: Hypothesis, end: int, penalty: Callable[[int], float]) -> None:

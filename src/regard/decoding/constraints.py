@@ -99,12 +99,12 @@ class SpellingTable:
                     free[row, column] = phrase.free
                     membership[row, column, number] = 1.0
                     column += 1
-        parts = tokens, fallback, length, before, after, free, membership, times, steps
-        return cls(*(part.to(device) for part in parts))
+        tensors = tokens, fallback, length, before, after, free, membership, times, steps
+        return cls(*(tensor.to(device) for tensor in tensors))
 
-    def select(self, kept: Int[Tensor, "kept"]) -> "SpellingTable":
+    def select(self, sentences: Int[Tensor, "fewer"]) -> "SpellingTable":
         """The table of these sentences."""
-        return SpellingTable(*(part[kept] for part in vars(self).values()))
+        return SpellingTable(*(tensor[sentences] for tensor in vars(self).values()))
 
 
 def _fallback(spelling: Spelling, ends_word: Sequence[bool]) -> list[int]:
@@ -138,7 +138,7 @@ class ConstraintProgress:
         return torch.nn.functional.pad(self.matched, (0, 1)).amax(2)
 
     def select(
-        self, rows: Int[Tensor, "some 1"], columns: Int[Tensor, "some n"]
+        self, rows: Int[Tensor, "sentences 1"], columns: Int[Tensor, "sentences n"]
     ) -> "ConstraintProgress":
         return ConstraintProgress(self.matched[rows, columns], self.completed[rows, columns])
 
@@ -190,21 +190,24 @@ class Constraints(LogitsProcessor):
         return allowed
 
     def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"]:
-        """Whether no phrase is missing, if the hypothesis ended here: the end is a word boundary."""
+        """Whether no phrase would be missing if the hypothesis ended here. The end is a word boundary."""
         waiting = self._awaits_boundary(self.progress.matched)
         completed = self.progress.completed + self._to_phrases(waiting).long()
         return (completed >= self.table.times[:, None]).all(2)
 
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
         rows, beams = kept.unsqueeze(1), continued.beams[kept]
-        before = self.progress.select(rows, beams)
-        last, best = self.last[rows, beams], self.best[rows, beams]
+        progress = self.progress.select(rows, beams)
+        last_tokens, best_log_probabilities = (
+            self.last_tokens[rows, beams],
+            self.best_log_probabilities[rows, beams],
+        )
         differences = self.differences[rows, beams]
         self.table = self.table.select(kept)
-        self.progress = self._after(before, last, continued.tokens[kept])
-        difference = _difference(best, continued.log_probabilities[kept])
+        self.progress = self._after(progress, last_tokens, continued.tokens[kept])
+        difference = _difference(best_log_probabilities, continued.log_probabilities[kept])
         _, self.waived, self.differences = self._free_costs(
-            before, self.progress, continued.tokens[kept], differences, difference
+            progress, self.progress, continued.tokens[kept], differences, difference
         )
 
     def select(
@@ -233,14 +236,14 @@ class Constraints(LogitsProcessor):
     # Candidates
 
     def _next_phrase_tokens(
-        self, last: Int[Tensor, "sentences beams"], log_probabilities: Float[Tensor, "s b V"]
+        self, last_tokens: Int[Tensor, "sentences beams"], log_probabilities: Float[Tensor, "s b V"]
     ) -> Int[Tensor, "sentences beams Q"]:
         """The distinct tokens that continue a missing phrase of each hypothesis, padded with ``NO_TOKEN``."""
-        self.last = last
+        self.last_tokens = last_tokens
         table, matched = self.table, self.progress.matched
         missing = self.progress.completed < table.times[:, None]
         needed = (missing.float() @ table.membership.transpose(1, 2)) > 0
-        ended_word = self._ends_word(last).unsqueeze(2)
+        ended_word = self._ends_word(last_tokens).unsqueeze(2)
         may_begin = (matched > 0) | ~table.boundary_before[:, None] | ended_word
         following = self._next_token(matched).masked_fill(~needed | ~may_begin, NO_TOKEN)
         # For a spelling that awaits a word boundary: the most probable token, other than EOS, that begins a word.
@@ -262,19 +265,19 @@ class Constraints(LogitsProcessor):
         count = min(2 * beam, log_probabilities.shape[2])
         added, tokens = log_probabilities.topk(count)
         phrase_tokens, values = self.phrase_tokens
-        known = (tokens.unsqueeze(3) == phrase_tokens.unsqueeze(2)).any(3)
-        added = torch.cat([added.masked_fill(known, NEG_INF), values], dim=2)
+        is_phrase_token = (tokens.unsqueeze(3) == phrase_tokens.unsqueeze(2)).any(3)
+        added = torch.cat([added.masked_fill(is_phrase_token, NEG_INF), values], dim=2)
         added = added.masked_fill(added.isnan(), NEG_INF)
         tokens = torch.cat([tokens, phrase_tokens.clamp(min=0)], dim=2).flatten(1)
         beams = torch.arange(added.shape[1], device=added.device).repeat_interleave(added.shape[2])
         beams = beams.expand(len(added), -1)
         rows = torch.arange(len(added), device=added.device).unsqueeze(1)
         before = self.progress.select(rows, beams)
-        after = self._after(before, self.last[rows, beams], tokens)
+        after = self._after(before, self.last_tokens[rows, beams], tokens)
         # A token of a free phrase costs what the most probable token costs. If the phrase is broken off, the
         # hypothesis pays the waived cost after all.
-        self.best = log_probabilities.amax(2)
-        difference = _difference(self.best[rows, beams], added.flatten(1))
+        self.best_log_probabilities = log_probabilities.amax(2)
+        difference = _difference(self.best_log_probabilities[rows, beams], added.flatten(1))
         saved, waived, _ = self._free_costs(
             before, after, tokens, self.differences[rows, beams], difference
         )
@@ -308,12 +311,12 @@ class Constraints(LogitsProcessor):
         missing = self._to_spellings(before.completed < table.times[:, None])
         missing = missing & table.free[:, None]
         last_token = (before.matched + 1 == table.length[:, None]) & ~table.boundary_after[:, None]
-        whole = missing & last_token & (self._next_token(before.matched) == token)
-        whole = whole & self._to_spellings(after.completed > before.completed)
+        completes = missing & last_token & (self._next_token(before.matched) == token)
+        completes = completes & self._to_spellings(after.completed > before.completed)
         begins_word = self.boundaries.begins_word[tokens].unsqueeze(2)
         confirmed = missing & self._awaits_boundary(before.matched) & begins_word
         recent = torch.cat([differences, difference.unsqueeze(2)], dim=2)
-        completed, bounded = self._longest(whole), self._longest(confirmed)
+        completed, bounded = self._longest(completes), self._longest(confirmed)
         saved = _sum_of_last(recent, completed) + _sum_of_last(differences, bounded)
         # No token is free twice: the tokens of a completed phrase no longer count.
         recent = recent[:, :, 1:].masked_fill((completed > 0).unsqueeze(2), 0.0)
@@ -332,7 +335,7 @@ class Constraints(LogitsProcessor):
     def _after(
         self,
         before: ConstraintProgress,
-        last: Int[Tensor, "sentences n"],
+        last_tokens: Int[Tensor, "sentences n"],
         tokens: Int[Tensor, "sentences n"],
     ) -> ConstraintProgress:
         """The progress after one more token. ``last`` is the token before it."""
@@ -347,12 +350,12 @@ class Constraints(LogitsProcessor):
         for _ in range(table.tokens.shape[2] - 1):
             mismatch = (matched > 0) & (self._next_token(matched) != token)
             matched = torch.where(mismatch, self._at(table.fallback, matched), matched)
-        may_begin = ~table.boundary_before[:, None] | self._ends_word(last).unsqueeze(2)
+        may_begin = ~table.boundary_before[:, None] | self._ends_word(last_tokens).unsqueeze(2)
         matches = (self._next_token(matched) == token) & ((matched > 0) | may_begin)
         matched = matched + matches.long()
         # A spelling that needs no boundary after it is complete with its last token.
-        whole = (matched == table.length[:, None]) & ~table.boundary_after[:, None]
-        finished = self._to_phrases(whole & matches)
+        is_complete = (matched == table.length[:, None]) & ~table.boundary_after[:, None]
+        finished = self._to_phrases(is_complete & matches)
         matched = matched.masked_fill(self._to_spellings(finished), 0)
         completed = before.completed + confirmed.long() + finished.long()
         return ConstraintProgress(matched, completed)
@@ -361,12 +364,12 @@ class Constraints(LogitsProcessor):
         """Tokens of the completed phrases and of the longest match of a missing one."""
         table = self.table
         completed = progress.completed.minimum(table.times[:, None])
-        whole = (completed * table.steps[:, None]).sum(2)
+        completed_tokens = (completed * table.steps[:, None]).sum(2)
         missing = self._to_spellings(completed < table.times[:, None])
         steps = (table.membership @ table.steps.unsqueeze(2).float()).long().transpose(1, 2)
         remaining = table.length[:, None] + table.boundary_after[:, None].long() - progress.matched
         partial = (steps - remaining).masked_fill(~missing | (progress.matched == 0), 0)
-        return whole + partial.amax(2) if partial.shape[2] else whole
+        return completed_tokens + partial.amax(2) if partial.shape[2] else completed_tokens
 
     def _awaits_boundary(
         self, matched: Int[Tensor, "sentences n P"]
@@ -395,15 +398,16 @@ class Constraints(LogitsProcessor):
     ) -> Int[Tensor, "sentences n P"]:
         return table.gather(2, matched.transpose(1, 2)).transpose(1, 2)
 
-    def _ends_word(self, last: Int[Tensor, "sentences n"]) -> Bool[Tensor, "sentences n"]:
-        return self.boundaries.ends_word[last]
+    def _ends_word(self, last_tokens: Int[Tensor, "sentences n"]) -> Bool[Tensor, "sentences n"]:
+        return self.boundaries.ends_word[last_tokens]
 
 
 def _difference(
-    best: Float[Tensor, "sentences n"], log_probabilities: Float[Tensor, "sentences n"]
+    best_log_probabilities: Float[Tensor, "sentences n"],
+    log_probabilities: Float[Tensor, "sentences n"],
 ) -> Float[Tensor, "sentences n"]:
     """How much less probable tokens are than the most probable one; 0 for impossible tokens."""
-    difference = (best - log_probabilities).clamp(min=0).double()
+    difference = (best_log_probabilities - log_probabilities).clamp(min=0).double()
     return difference.masked_fill(log_probabilities == NEG_INF, 0.0)
 
 
@@ -425,5 +429,5 @@ def _allocate(
     banks = int(bank.amax()) + 1
     one_hot = torch.nn.functional.one_hot(bank, banks) * possible.unsqueeze(2)
     rank = one_hot.cumsum(1).gather(2, bank.unsqueeze(2)).squeeze(2)
-    last = torch.iinfo(rank.dtype).max
-    return (rank * banks - bank).masked_fill(~possible, last).argsort(dim=1, stable=True)
+    last_rank = torch.iinfo(rank.dtype).max
+    return (rank * banks - bank).masked_fill(~possible, last_rank).argsort(dim=1, stable=True)

@@ -138,7 +138,7 @@ def _decode(
         truncated = ~ended & ((remaining <= 0) | ~possible)
         at_limit = possible & ~ended & (remaining == 1) & cuts_at_limit
         done = (ended | truncated | at_limit).squeeze(1)
-        if some_done := bool(done.any()):
+        if any_done := bool(done.any()):
             results.update(active.finish(ended, candidates, length_penalty, penalty))
             results.update(
                 active.finish(at_limit, candidates, length_penalty, penalty, by_eos=False)
@@ -146,7 +146,7 @@ def _decode(
             results.update(active.truncate(truncated.squeeze(1), length_penalty, penalty))
 
         # 3. Extend the others.
-        active = active.advance(~done if some_done else None, candidates)
+        active = active.advance(~done if any_done else None, candidates)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), candidates)
     return [results[row] for row in range(len(rules.max_lengths))]
@@ -188,10 +188,10 @@ def _truncate_top_k_top_p(
     if top_k == 0 and top_p == 1:  # all tokens: no need to sort
         return log_probabilities.softmax(-1).nan_to_num(nan=1.0)
     V = log_probabilities.shape[1]
-    best, tokens = log_probabilities.sort(descending=True, stable=True)
-    best[:, top_k or V :] = NEG_INF
-    probabilities = best.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
+    sorted_log_probabilities, tokens = log_probabilities.sort(descending=True, stable=True)
+    sorted_log_probabilities[:, top_k or V :] = NEG_INF
+    probabilities = sorted_log_probabilities.softmax(-1)
+    cumulative_before = probabilities.cumsum(-1) - probabilities
     # A row in which every token is forbidden has NaN; the token sampled there is not used.
-    probabilities = probabilities.masked_fill(before >= top_p, 0.0).nan_to_num(nan=1.0)
+    probabilities = probabilities.masked_fill(cumulative_before >= top_p, 0.0).nan_to_num(nan=1.0)
     return torch.zeros_like(probabilities).scatter(1, tokens, probabilities)

@@ -7,9 +7,10 @@ Besides the model and the ``SequenceRules``, a processor may
 - add to the score of a finished hypothesis (``score_bonus``), and
 - state which hypotheses may be returned if they have to be truncated (``is_complete``).
 
-A processor is made for one batch. If it keeps data about each hypothesis, it updates them in ``advance``. A processor
-that a decoding option turns on is registered under the name of the option (``enabled_by``). The lexical constraints,
-also a processor, are in ``constraints.py``. Temperature, top-k and top-p are in ``greedy_and_sampling.py``.
+A processor is made for one batch. If it stores data about each hypothesis, it updates the data in ``advance``. A
+processor that a decoding option turns on is registered under the name of the option (``enabled_by``). The lexical
+constraints, also a processor, are in ``constraints.py``. Temperature, top-k and top-p are in
+``greedy_and_sampling.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class BeamSelection(NamedTuple):
     continued: BeamCandidates
     """the candidates that become the active hypotheses of the next step"""
     none_finished: bool = False
-    """No candidate finishes a hypothesis. If False, ``finished`` tells, and reading it waits for the GPU."""
+    """No candidate finishes a hypothesis. If False, read ``finished``, which waits for the GPU."""
 
     @classmethod
     def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":
@@ -102,7 +103,7 @@ class DecodingContext:
     source_mask: Bool[Tensor, "sentences S"]
     """False at padding and EOS"""
     record_cross_attention: Callable[[], LastAttention]
-    """starts to record cross-attention; for processors with ``needs_attention``"""
+    """starts the recording of cross-attention; for processors with ``needs_attention``"""
     eos: int
 
 
@@ -173,14 +174,14 @@ class LogitsProcessorList(LogitsProcessor):
         return next((selection for selection in selections if selection is not None), None)
 
     def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
-        bonuses = [processor.score_bonus(active) for processor in self.processors]
-        given = [bonus for bonus in bonuses if bonus is not None]
-        return sum(given[1:], given[0]) if given else None
+        results = [processor.score_bonus(active) for processor in self.processors]
+        bonuses = [bonus for bonus in results if bonus is not None]
+        return sum(bonuses[1:], bonuses[0]) if bonuses else None
 
     def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
-        complete = [processor.is_complete(active) for processor in self.processors]
-        given = [flags for flags in complete if flags is not None]
-        return torch.stack(given).all(0) if given else None
+        results = [processor.is_complete(active) for processor in self.processors]
+        complete = [flags for flags in results if flags is not None]
+        return torch.stack(complete).all(0) if complete else None
 
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
         for processor in self.processors:
@@ -191,9 +192,8 @@ class LogitsProcessorList(LogitsProcessor):
 class NoRepeatNgram(OptionalProcessor):
     """N-gram blocking: no n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
-    Hugging Face calls the option ``no_repeat_ngram_size``.
-    If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
-    an n-gram.
+    Hugging Face calls the option ``no_repeat_ngram_size``. If it would forbid every allowed token, it has no effect in
+    that step: a forced prefix or a required phrase may repeat an n-gram.
     """
 
     def __init__(self, n: int) -> None:
@@ -211,15 +211,15 @@ class NoRepeatNgram(OptionalProcessor):
         if tokens.shape[2] < self.n:
             return log_probabilities
         ngrams = tokens.unfold(2, self.n, 1)  # [sentences, beams, positions, n]
-        last = tokens[:, :, tokens.shape[2] - self.n + 1 :].unsqueeze(2)
-        repeats = (ngrams[..., :-1] == last).all(-1)
+        suffix = tokens[:, :, tokens.shape[2] - self.n + 1 :].unsqueeze(2)
+        repeats = (ngrams[..., :-1] == suffix).all(-1)
         # One extra column collects the tokens that are not forbidden.
         V = log_probabilities.shape[2]
         forbidden = ngrams[..., -1].masked_fill(~repeats, V)
         flags = log_probabilities.new_zeros(*repeats.shape[:2], V + 1).scatter(2, forbidden, 1.0)
         allowed = log_probabilities.masked_fill(flags[..., :V].bool(), NEG_INF)
-        nothing_left = (allowed == NEG_INF).all(2, keepdim=True)
-        return torch.where(nothing_left, log_probabilities, allowed)
+        none_allowed = (allowed == NEG_INF).all(2, keepdim=True)
+        return torch.where(none_allowed, log_probabilities, allowed)
 
 
 @enabled_by("repetition_penalty")
@@ -330,10 +330,15 @@ class DiverseBeamGroups(OptionalProcessor):
         selections = []
         for group in range(self.groups):
             # The first step has one hypothesis, which every group extends.
-            first = group * per_group if beams > 1 else 0
-            own = slice(first, first + per_group if beams > 1 else 1)
+            first_beam = group * per_group if beams > 1 else 0
+            group_beams = slice(first_beam, first_beam + per_group if beams > 1 else 1)
             selection = _select_in_group(
-                active.totals[:, own], log_probabilities[:, own], cost, first, per_group, eos
+                active.totals[:, group_beams],
+                log_probabilities[:, group_beams],
+                cost,
+                first_beam,
+                per_group,
+                eos,
             )
             selections.append(selection)
             tokens = selection.continued.tokens.unsqueeze(1)
@@ -350,7 +355,7 @@ def _select_in_group(
     totals: Float[Tensor, "sentences beams"],
     log_probabilities: Float[Tensor, "sentences beams V"],
     cost: Float[Tensor, "sentences 1 V"],
-    first: int,
+    first_beam: int,
     beam: int,
     eos: int,
 ) -> BeamSelection:
@@ -361,14 +366,14 @@ def _select_in_group(
     order = ranking.topk(min(2 * beam, ranking.shape[1])).indices
     beams, tokens = order // V, order % V
     added = log_probabilities.flatten(1).gather(1, order)
-    candidates = BeamCandidates(beams + first, tokens, added, totals.gather(1, beams) + added)
+    candidates = BeamCandidates(beams + first_beam, tokens, added, totals.gather(1, beams) + added)
     return BeamSelection.from_candidates(candidates, eos, beam)
 
 
-def _concatenate(parts: list[BeamCandidates]) -> BeamCandidates:
+def _concatenate(groups: list[BeamCandidates]) -> BeamCandidates:
     return BeamCandidates(
-        torch.cat([part.beams for part in parts], dim=1),
-        torch.cat([part.tokens for part in parts], dim=1),
-        torch.cat([part.log_probabilities for part in parts], dim=1),
-        torch.cat([part.totals for part in parts], dim=1),
+        torch.cat([group.beams for group in groups], dim=1),
+        torch.cat([group.tokens for group in groups], dim=1),
+        torch.cat([group.log_probabilities for group in groups], dim=1),
+        torch.cat([group.totals for group in groups], dim=1),
     )

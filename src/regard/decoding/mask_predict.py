@@ -75,8 +75,11 @@ def mask_predict(
         confidences = confidences.masked_scatter(masked, values)
         if observer is not None:
             observer(Iteration(inputs, tokens, confidences))
-    found = _hypotheses(tokens, confidences, lengths, eos, always_ends=eos in suppressed)
-    return [sorted(some, key=lambda one: one.score, reverse=True)[:nbest] for some in found]
+    hypotheses = _hypotheses(tokens, confidences, lengths, eos, always_ends=eos in suppressed)
+    return [
+        sorted(candidates, key=lambda candidate: candidate.score, reverse=True)[:nbest]
+        for candidates in hypotheses
+    ]
 
 
 def _least_confident(
@@ -114,8 +117,8 @@ def _hypotheses(
     values: list[list[list[float]]] = log_probabilities.view(shape).tolist()
     return [
         [
-            _hypothesis(row[:length], each[:length], eos, always_ends)
-            for row, each, length in zip(*candidates, strict=True)
+            _hypothesis(row[:length], confidences[:length], eos, always_ends)
+            for row, confidences, length in zip(*candidates, strict=True)
             if length
         ]
         for candidates in zip(ids, values, lengths.tolist(), strict=True)
@@ -127,11 +130,11 @@ def _hypothesis(
 ) -> Hypothesis:
     """One candidate, cut at its first EOS. The score is the mean log-probability, EOS included."""
     length = tokens.index(eos) if eos in tokens else len(tokens)
-    kept = log_probabilities[: length + 1]
+    token_log_probabilities = log_probabilities[: length + 1]
     return Hypothesis(
         tokens=tokens[:length],
-        log_probability=sum(kept),
-        score=sum(kept) / len(kept),
-        token_log_probabilities=kept,
+        log_probability=sum(token_log_probabilities),
+        score=sum(token_log_probabilities) / len(token_log_probabilities),
+        token_log_probabilities=token_log_probabilities,
         finished=always_ends or length < len(tokens),
     )

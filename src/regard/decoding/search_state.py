@@ -1,4 +1,4 @@
-"""What all decoding methods share: the step function, the rules for the next token, the hypotheses, the beam tree.
+"""What all decoding methods share: the step function, the rules for the next token, candidates, active hypotheses.
 
 Shape letters: ``sentences`` are the sentences still being decoded, ``beams`` the active hypotheses of each of them,
 ``rows`` all of these hypotheses, those of one sentence next to each other, and ``V`` is the vocabulary size.
@@ -225,23 +225,23 @@ class ActiveHypotheses(Generic[S]):
     ) -> "ActiveHypotheses[S]":
         """Extend the hypotheses by the selected candidates; drop the sentences that are not kept. None: keep all."""
         if keep is None:
-            kept = torch.arange(len(self.sentences), device=self.sentences.device)
+            indices = torch.arange(len(self.sentences), device=self.sentences.device)
         else:
-            kept = keep.nonzero().squeeze(1)
-        if len(kept) < len(self.sentences):
-            continued = continued.select_sentences(kept)
-        sentence, beams = kept.unsqueeze(1), continued.beams
+            indices = keep.nonzero().squeeze(1)
+        if len(indices) < len(self.sentences):
+            continued = continued.select_sentences(indices)
+        sentence, beams = indices.unsqueeze(1), continued.beams
         rows = sentence * self.tokens.shape[1] + beams
         log_probabilities, tokens = (
             self.log_probabilities[sentence, beams],
             self.tokens[sentence, beams],
         )
-        new = continued.log_probabilities.unsqueeze(2)
+        new_log_probabilities = continued.log_probabilities.unsqueeze(2)
         return ActiveHypotheses(
             state=self.state if self._is_unchanged(rows) else self.state.select(rows),
-            sentences=self.sentences[kept],
+            sentences=self.sentences[indices],
             tokens=torch.cat([tokens, continued.tokens.unsqueeze(2)], dim=2),
-            log_probabilities=torch.cat([log_probabilities, new], dim=2),
+            log_probabilities=torch.cat([log_probabilities, new_log_probabilities], dim=2),
             totals=continued.totals,
         )
 
@@ -253,8 +253,8 @@ class ActiveHypotheses(Generic[S]):
             return True
         if rows.is_cuda:  # comparing would wait for the GPU, and several beams rarely stay in place
             return False
-        present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
-        return torch.equal(rows, present)
+        current_rows = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
+        return torch.equal(rows, current_rows)
 
     def finish(
         self,
@@ -271,12 +271,14 @@ class ActiveHypotheses(Generic[S]):
         """
         sentences, columns = finished.nonzero(as_tuple=True)
         beams = candidates.beams[sentences, columns]
-        last = candidates.log_probabilities[sentences, columns].unsqueeze(1)
-        log_probabilities = torch.cat([self.log_probabilities[sentences, beams], last], dim=1)
+        last_log_probabilities = candidates.log_probabilities[sentences, columns].unsqueeze(1)
+        log_probabilities = torch.cat(
+            [self.log_probabilities[sentences, beams], last_log_probabilities], dim=1
+        )
         tokens = self.tokens[sentences, beams, 1:]
         if not by_eos:
-            new = candidates.tokens[sentences, columns].unsqueeze(1)
-            tokens = torch.cat([tokens, new], dim=1)
+            last_tokens = candidates.tokens[sentences, columns].unsqueeze(1)
+            tokens = torch.cat([tokens, last_tokens], dim=1)
         totals = candidates.totals[sentences, columns]
         return self._hypotheses(
             sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
@@ -284,7 +286,7 @@ class ActiveHypotheses(Generic[S]):
 
     def truncate(
         self,
-        which: Bool[Tensor, "sentences"],
+        truncated: Bool[Tensor, "sentences"],
         length_penalty: float = 0.0,
         penalty: Penalty = gnmt_length_penalty,
         bonus: Float[Tensor, "sentences beams"] | None = None,
@@ -294,7 +296,7 @@ class ActiveHypotheses(Generic[S]):
 
         complete: which hypotheses satisfy all constraints. If a sentence has such hypotheses, only they are returned.
         """
-        possible = which.unsqueeze(1) & self.totals.isfinite()
+        possible = truncated.unsqueeze(1) & self.totals.isfinite()
         if complete is not None:
             satisfied = possible & complete
             possible = torch.where(satisfied.any(1, keepdim=True), satisfied, possible)
@@ -324,6 +326,6 @@ class ActiveHypotheses(Generic[S]):
         columns = (tokens.tolist(), log_probabilities.tolist(), scores.tolist())
         finished = length > tokens.shape[1]
         return [
-            (row, Hypothesis(ids, sum(each, 0.0), score, each, finished))
-            for row, ids, each, score in zip(rows, *columns, strict=True)
+            (row, Hypothesis(ids, sum(values, 0.0), score, values, finished))
+            for row, ids, values, score in zip(rows, *columns, strict=True)
         ]

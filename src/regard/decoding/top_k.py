@@ -24,13 +24,18 @@ def top_k(
     if not chunks_are_faster(x, count):
         return x.topk(min(count, x.shape[-1]))
     chunked = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
-    best = chunked.amax(-1).topk(count, sorted=False).indices
-    values = chunked.gather(-2, best.unsqueeze(-1).expand(*best.shape, CHUNK)).flatten(-2)
-    indices = (best.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
-    rest = x[..., chunks * CHUNK :]
-    if rest.shape[-1]:
-        rest_indices = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*rest.shape)
-        values, indices = torch.cat([values, rest], -1), torch.cat([indices, rest_indices], -1)
+    best_chunks = chunked.amax(-1).topk(count, sorted=False).indices
+    values = chunked.gather(
+        -2, best_chunks.unsqueeze(-1).expand(*best_chunks.shape, CHUNK)
+    ).flatten(-2)
+    indices = (best_chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
+    remainder = x[..., chunks * CHUNK :]
+    if remainder.shape[-1]:
+        remainder_indices = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*remainder.shape)
+        values, indices = (
+            torch.cat([values, remainder], -1),
+            torch.cat([indices, remainder_indices], -1),
+        )
     values, order = values.topk(count)
     return values, indices.gather(-1, order)
 
@@ -47,15 +52,15 @@ def top_k_sums(
     chunks = V // CHUNK
     end = chunks * CHUNK
     maxima = _sums(totals, x[..., :end].view(*x.shape[:2], chunks, CHUNK).amax(-1))
-    best = maxima.flatten(1).topk(count, sorted=False).indices
-    beams = best // chunks
-    first = best * CHUNK + beams * (V - end)
-    indices = (first.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
+    best_chunks = maxima.flatten(1).topk(count, sorted=False).indices
+    beams = best_chunks // chunks
+    first_indices = best_chunks * CHUNK + beams * (V - end)
+    indices = (first_indices.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
     values = x.flatten(1).gather(1, indices).view(-1, count, CHUNK)
     sums = _sums(totals.gather(1, beams), values).flatten(1)
     if end < V:
-        rest = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
-        indices = torch.cat([indices, rest.flatten().expand(len(x), -1)], dim=1)
+        remainder = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
+        indices = torch.cat([indices, remainder.flatten().expand(len(x), -1)], dim=1)
         sums = torch.cat([sums, _sums(totals, x[..., end:]).flatten(1)], dim=1)
     values, order = sums.topk(count, sorted=False)
     # Sort by index, then stably by value.
@@ -65,7 +70,7 @@ def top_k_sums(
 
 
 def _sums(
-    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some more"]
-) -> Float[Tensor, "sentences some more"]:
+    totals: Float[Tensor, "sentences n"], x: Float[Tensor, "sentences n m"]
+) -> Float[Tensor, "sentences n m"]:
     sums = totals.unsqueeze(2) + x
     return sums.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.formats import pair_format
-from regard.data.formats.base import ReadOptions, Two
+from regard.data.formats.base import NamePair, ReadOptions
 from regard.data.pairs import Pair
 from regard.data.words import word_and_symbol_spans
 from regard.errors import RegardError
@@ -47,7 +47,7 @@ class TranslationMemory:
                 self._rows[word].append(row)
 
     @classmethod
-    def read(cls, path: Path, languages: Two | None) -> TranslationMemory:
+    def read(cls, path: Path, languages: NamePair | None) -> TranslationMemory:
         """Read a TMX file, or pairs in another format. languages: of source and target, if they are known."""
         if not path.is_file():
             raise RegardError(f"--memory {path}: no such file")

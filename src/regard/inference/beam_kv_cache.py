@@ -72,26 +72,26 @@ class BeamKVCache:
     def allocate(self) -> BeamKVCache:
         """The cache with a slot for the next token of each hypothesis; ``write`` fills them."""
         buffers, bias, beams = self.buffers, self.bias, self.beams
-        used = (bias == 0).any(2).squeeze(1)
+        is_used = (bias == 0).any(2).squeeze(1)
         most_used = self.most_used
-        if most_used + beams > used.shape[1]:
-            most_used = int(used.sum(1).max())
-        if (missing := most_used + beams - used.shape[1]) > 0:
-            added = -(-missing // SLOT_INCREMENT) * SLOT_INCREMENT
+        if most_used + beams > is_used.shape[1]:
+            most_used = int(is_used.sum(1).max())
+        if (missing_slots := most_used + beams - is_used.shape[1]) > 0:
+            added = -(-missing_slots // SLOT_INCREMENT) * SLOT_INCREMENT
             bias = F.pad(bias, (0, added), value=-math.inf)
-            used = F.pad(used, (0, added))
-            buffers = self._with_capacity(used.shape[1])
+            is_used = F.pad(is_used, (0, added))
+            buffers = self._with_capacity(is_used.shape[1])
         if beams == 1:  # no hypothesis was pruned: the slots of all sentences are filled in order
             bias = bias.clone()
             bias[..., most_used] = 0.0
             return BeamKVCache(
                 buffers, self.sentences, beams, bias, most_used + 1, write_slots=most_used
             )
-        free = used.byte().argsort(dim=1, stable=True)[:, :beams]
+        free_slots = is_used.byte().argsort(dim=1, stable=True)[:, :beams]
         own_slot = bias.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
-        columns = free[:, None, None].expand(-1, 1, beams, -1)
+        columns = free_slots[:, None, None].expand(-1, 1, beams, -1)
         bias = bias.scatter(3, columns, own_slot.expand(self.sentences, 1, -1, -1))
-        write_slots = self._flat_indices(buffers[0], free)
+        write_slots = self._flat_indices(buffers[0], free_slots)
         return BeamKVCache(
             buffers, self.sentences, beams, bias, most_used + beams, write_slots=write_slots
         )
@@ -110,9 +110,9 @@ class BeamKVCache:
     ) -> Int[Tensor, " 2*S*h*B"]:
         """The indices of these slots of each sentence in a buffer whose first four dimensions are flattened."""
         _, allocated, heads, capacity, _ = buffer.shape
-        first = torch.arange(0, 2 * allocated * heads * capacity, capacity, device=slots.device)
-        first = first.view(2, allocated, heads, 1)[:, : self.sentences]
-        return (first + slots[:, None]).flatten()
+        offsets = torch.arange(0, 2 * allocated * heads * capacity, capacity, device=slots.device)
+        offsets = offsets.view(2, allocated, heads, 1)[:, : self.sentences]
+        return (offsets + slots[:, None]).flatten()
 
     def write(
         self, layer: int, qkv: Float[Tensor, "3 S h B dk"]
@@ -122,8 +122,8 @@ class BeamKVCache:
         if isinstance(self.write_slots, int):
             buffer[:, : self.sentences, :, self.write_slots] = qkv[1:, :, :, 0]
         else:
-            rows, new = as_wide(buffer).flatten(0, 3), as_wide(qkv[1:]).flatten(0, 3)
-            rows.index_copy_(0, self.write_slots, new)
+            rows, new_rows = as_wide(buffer).flatten(0, 3), as_wide(qkv[1:]).flatten(0, 3)
+            rows.index_copy_(0, self.write_slots, new_rows)
         return qkv[0], KeyValue(*buffer[:, : self.sentences, :, : self.bias.shape[3]])
 
     def select_beams(self, parents: Int[Tensor, "sentences beams"]) -> BeamKVCache:
@@ -148,8 +148,8 @@ class BeamKVCache:
 def move_rows(x: Float[Tensor, " S *rest"], moves: list[tuple[int, int]]) -> None:
     """Copy rows in place, (from, to) each. No row is both a source and a destination."""
     if not x.is_cuda:  # on a CPU, copying by index is slower than row by row
-        for old, new in moves:
-            x[new] = x[old]
+        for source, destination in moves:
+            x[destination] = x[source]
     elif moves:
         sources, destinations = torch.tensor(moves, device=x.device).unbind(1)
         x[destinations] = x[sources]

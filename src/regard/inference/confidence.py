@@ -79,7 +79,7 @@ class Calibration:
     sentences: int
     """validation sentences it was fitted to"""
     good: int
-    """how many of their translations were good"""
+    """number of good translations among them"""
     auc: float
     """ROC-AUC in cross-validation: the probability that a good translation gets a higher confidence than a bad one"""
     good_chrf: float = GOOD_CHRF
@@ -90,16 +90,16 @@ class Calibration:
         """Fit the features of translations to their sentence chrF; None if too few are good, or too few are bad."""
         import numpy as np
 
-        matrix, good = np.array(rows, np.float64), np.array(chrf) >= GOOD_CHRF
-        if min(good.sum(), (~good).sum()) < MIN_EXAMPLES:
+        matrix, is_good = np.array(rows, np.float64), np.array(chrf) >= GOOD_CHRF
+        if min(is_good.sum(), (~is_good).sum()) < MIN_EXAMPLES:
             return None
-        coefficients, intercept = fit_logistic(matrix, good)
+        coefficients, intercept = fit_logistic(matrix, is_good)
         return cls(
             tuple(coefficients.tolist()),
             intercept,
-            sentences=len(good),
-            good=int(good.sum()),
-            auc=roc_auc(cross_validated(matrix, good), good),
+            sentences=len(is_good),
+            good=int(is_good.sum()),
+            auc=roc_auc(cross_validated(matrix, is_good), is_good),
         )
 
     def __call__(self, token_log_probabilities: Sequence[float], source_length: int) -> float:
@@ -115,7 +115,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], where: str) -> Self:
-        """What ``to_json`` returned. ``where`` names the file in an error message."""
+        """Read what ``to_json`` returned. ``where`` names the file in an error message."""
         try:
             coefficients = stored["coefficients"]
             if list(coefficients) != list(FEATURES):
@@ -194,5 +194,5 @@ def roc_auc(scores: Sequence[float] | Floats, positive: npt.NDArray[np.bool_]) -
     _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[groups]  # mean ranks of equal values, from 1
     positives, negatives = int(positive.sum()), int((~positive).sum())
-    above = ranks[positive].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * negatives))
+    wins = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * negatives))

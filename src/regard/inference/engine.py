@@ -51,8 +51,8 @@ LENGTH_COST = 8
 """A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
 
 
-KINDS = ("constrained", "plain", "native")
-"""How requests are decoded, in this order: the native decoder starts threads, after which no process can be forked."""
+DECODING_PATHS = ("constrained", "plain", "native")
+"""Requests are decoded in this order: the native decoder starts threads, after which no process can be forked."""
 
 
 class SearchInterrupted(RegardError):  # noqa: N818
@@ -88,7 +88,7 @@ class DecodingBatch(NamedTuple):
     nbest: int
     length: int | None
     total: int | None
-    """how many requests were given in all; None: use the plain network, not the packed one"""
+    """number of requests of the whole call; None: use the plain network, not the packed one"""
 
 
 class Engine:
@@ -198,9 +198,9 @@ class Engine:
         from regard.nn.ensemble import Ensemble
         from regard.nn.transformer import Transformer
 
-        def pack(one: Network) -> PackedTransformer:
-            assert isinstance(one, Transformer)
-            return pack_network(one, self.precision)
+        def pack(member: Network) -> PackedTransformer:
+            assert isinstance(member, Transformer)
+            return pack_network(member, self.precision)
 
         if isinstance(network, Ensemble):
             return PackedEnsemble(list(map(pack, network.members)))
@@ -244,8 +244,9 @@ class Engine:
 
     def _fork_workers(self, background: bool = False) -> None:
         self.forks_later = False
-        workers_need = (self.packed, self.network_decoder)  # loaded here, before they are forked
-        assert workers_need[0] is not None
+        # Loaded here, before the workers are forked.
+        needed_by_workers = (self.packed, self.network_decoder)
+        assert needed_by_workers[0] is not None
         with suppress(OSError):  # no more processes can be started: use threads
             if WorkerPool.is_safe():
                 self.pool = WorkerPool(self.generate_batch, self.threads)
@@ -273,10 +274,10 @@ class Engine:
             reason = self._unsupported_reason() or "the weights may still change"
             return f"{self.precision} on {device}, without packed weights ({reason})"
         batches = "1 batch" if self.threads == 1 else f"{self.threads} batches"
-        many = f", {batches} at a time" if self.on_cpu else ""
+        parallelism = f", {batches} at a time" if self.on_cpu else ""
         weights = self.packed if self.native is None else self.native.weights
         assert weights is not None
-        return f"{self.precision} on {device}{self._kernels}{many}, {weights.bytes / 1e6:.1f} MB of weights"
+        return f"{self.precision} on {device}{self._kernels}{parallelism}, {weights.bytes / 1e6:.1f} MB of weights"
 
     @property
     def _kernels(self) -> str:
@@ -315,21 +316,21 @@ class Engine:
             return self.generate_batch(
                 DecodingBatch(requests, decoding.model_copy(), nbest, length, total), observer
             )
-        found: dict[int, list[Hypothesis]] = {}
+        results: dict[int, list[Hypothesis]] = {}
         native = total is not None and self.native is not None and self.native.supports(decoding)
-        kinds = [self._kind(one, decoding, native) for one in requests]
-        for kind in sorted(set(kinds), key=KINDS.index):
-            rows = [row for row, other in enumerate(kinds) if other == kind]
-            some = [requests[row] for row in rows]
-            if kind == "native":
-                hypotheses = self._in_native_code(some, decoding, nbest)
+        paths = [self._decoding_path(request, decoding, native) for request in requests]
+        for path in sorted(set(paths), key=DECODING_PATHS.index):
+            rows = [row for row, path_of_row in enumerate(paths) if path_of_row == path]
+            group = [requests[row] for row in rows]
+            if path == "native":
+                hypotheses = self._in_native_code(group, decoding, nbest)
             else:
-                # A copy is complete and can be sent to other processes, also that of a prepared model.
-                hypotheses = self._in_batches(some, decoding.model_copy(), nbest, length, total)
-            found |= dict(zip(rows, hypotheses, strict=True))
-        return [found[row] for row in range(len(requests))]
+                # A copy can be sent to other processes; the options of a cached model (``StoredSection``) cannot.
+                hypotheses = self._in_batches(group, decoding.model_copy(), nbest, length, total)
+            results |= dict(zip(rows, hypotheses, strict=True))
+        return [results[row] for row in range(len(requests))]
 
-    def _kind(
+    def _decoding_path(
         self, request: Request, decoding: DecodingConfig, native: bool
     ) -> Literal["constrained", "plain", "native"]:
         """How a request is decoded. Constraints need a wider beam, so they get batches of their own.
@@ -348,9 +349,12 @@ class Engine:
     ) -> list[list[Hypothesis]]:
         """All requests in one call, on all threads; hypotheses in the order of the requests."""
         assert self.native is not None
-        (start,) = {one.start for one in requests}
-        found = self.native.search(
-            [NativeRequest([*one.source, EOS], self.max_tokens(one, decoding)) for one in requests],
+        (start,) = {request.start for request in requests}
+        results = self.native.search(
+            [
+                NativeRequest([*request.source, EOS], self.max_tokens(request, decoding))
+                for request in requests
+            ],
             decoding,
             nbest=nbest,
             start=start,
@@ -358,9 +362,9 @@ class Engine:
             interrupt=self.interrupt.address,
             threads=self.threads,
         )
-        if found is None:
+        if results is None:
             raise SearchInterrupted("the search was interrupted")
-        return found
+        return results
 
     def _in_batches(
         self,
@@ -378,30 +382,30 @@ class Engine:
         if decoding.is_sampling:  # every sample is a row of its own
             samples = decoding.mbr or nbest
             requests = [
-                one._replace(sample=one.sample + number)
-                for one in requests
+                request._replace(sample=request.sample + number)
+                for request in requests
                 for number in range(samples)
             ]
         parallel = total is not None and self.on_cpu
-        lengths = [len(one.source) for one in requests]
+        lengths = [len(request.source) for request in requests]
         width = self.width(decoding, nbest, bool(requests[0].phrases), length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
         workers = self.threads if parallel else 1
         rows = [*plan_rows(lengths, self.device, self.target.size, width, workers)][::-1]
         batches = [
-            DecodingBatch([requests[row] for row in some], decoding, nbest, length, total)
-            for some in rows
+            DecodingBatch([requests[row] for row in batch_rows], decoding, nbest, length, total)
+            for batch_rows in rows
         ]
         results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
-        found = {
+        by_row = {
             row: hypotheses
-            for some, each in zip(rows, results, strict=True)
-            for row, hypotheses in zip(some, each, strict=True)
+            for batch_rows, batch_results in zip(rows, results, strict=True)
+            for row, hypotheses in zip(batch_rows, batch_results, strict=True)
         }
-        ordered = [found[row] for row in range(len(requests))]
+        ordered = [by_row[row] for row in range(len(requests))]
         if decoding.is_sampling:
             return [
-                [one for (one,) in ordered[start : start + samples]]
+                [hypothesis for (hypothesis,) in ordered[start : start + samples]]
                 for start in range(0, len(ordered), samples)
             ]
         return ordered
@@ -484,4 +488,4 @@ def reads_attention(decoding: DecodingConfig) -> bool:
         return False
     from regard.decoding.logits_processors import enabled_processors
 
-    return any(one.needs_attention for one in enabled_processors(decoding.model_copy()))
+    return any(processor.needs_attention for processor in enabled_processors(decoding.model_copy()))

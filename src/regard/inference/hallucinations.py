@@ -75,10 +75,10 @@ class OutputStatistics:
         low, high = np.percentile(ratios, [1, 99]).tolist()
         scripts = Counter(main_script(pair.target) for pair in pairs)
         del scripts[""]
-        least = MIN_SCRIPT_SHARE * scripts.total()
+        min_count = MIN_SCRIPT_SHARE * scripts.total()
         return cls(
             (low, high),
-            tuple(sorted(script for script, count in scripts.items() if count >= least)),
+            tuple(sorted(script for script, count in scripts.items() if count >= min_count)),
             sum(is_copied(*pair) for pair in pairs) / max(1, len(pairs)),
         )
 
@@ -110,15 +110,15 @@ class OutputChecker:
         self, source: str, translation: str, lengths: tuple[int, int], finished: bool = True
     ) -> list[Problem]:
         """What is wrong with a translation; lengths: of source and translation, in tokens without EOS."""
-        found = [
+        problems = [
             self._length(*lengths, finished),
             _repetition(source, translation),
             self._copy(source, translation),
             self._script(source, translation),
         ]
-        if not any(found):  # a copy is in the wrong language anyway
-            found.append(self._language(translation))
-        return [problem for problem in found if problem]
+        if not any(problems):  # a copy is in the wrong language anyway
+            problems.append(self._language(translation))
+        return [problem for problem in problems if problem]
 
     def _length(self, source: int, target: int, finished: bool) -> Problem | None:
         low, high = self.statistics.length_ratio
@@ -137,12 +137,12 @@ class OutputChecker:
         return Problem("copied source", "a copy of the source")
 
     def _script(self, source: str, translation: str) -> Problem | None:
-        expected, found = self.statistics.scripts, script_counts(translation)
-        letters = found.total()
-        fitting = sum(found[script] for script in expected)
+        expected, counts = self.statistics.scripts, script_counts(translation)
+        letters = counts.total()
+        fitting = sum(counts[script] for script in expected)
         if not expected or letters < MIN_LETTERS or fitting >= MIN_EXPECTED_LETTERS * letters:
             return None
-        script = found.most_common(1)[0][0]
+        script = counts.most_common(1)[0][0]
         if script == main_script(source) and len(words(translation)) < MIN_COPIED_WORDS:
             return None  # a name
         return Problem("wrong script", f"in {script} script, not {' or '.join(expected)}")
@@ -169,17 +169,17 @@ def words(text: str) -> list[str]:
 
 
 def _repetition(source: str, translation: str) -> Problem | None:
-    after = words(translation)
-    if len({*after}) == len(after):
+    target_words = words(translation)
+    if len({*target_words}) == len(target_words):
         return None
-    before = words(source)
+    source_words = words(source)
     for size, limit in MAX_RUNS.items():
-        times, ngram = longest_run(after, size)
-        if times >= limit and times > longest_run(before, size)[0] + 1:
+        times, ngram = longest_run(target_words, size)
+        if times >= limit and times > longest_run(source_words, size)[0] + 1:
             return Problem("repetition", f"repeats “{' '.join(ngram)}” {times} times in a row")
-    times, ngram = most_frequent(after, SPREAD_NGRAM)
-    repeated = times >= SPREAD_TIMES and times * SPREAD_NGRAM >= SPREAD_SHARE * len(after)
-    if repeated and most_frequent(before, SPREAD_NGRAM)[0] < SPREAD_TIMES:
+    times, ngram = most_frequent(target_words, SPREAD_NGRAM)
+    repeated = times >= SPREAD_TIMES and times * SPREAD_NGRAM >= SPREAD_SHARE * len(target_words)
+    if repeated and most_frequent(source_words, SPREAD_NGRAM)[0] < SPREAD_TIMES:
         return Problem("repetition", f"has “{' '.join(ngram)}” {times} times")
     return None
 
@@ -206,12 +206,12 @@ def most_frequent(items: Sequence[str], size: int) -> tuple[int, Sequence[str]]:
 
 def is_copied(source: str, translation: str) -> bool:
     """Whether most of a translation is a copy of its source. In a script without spaces, the script shows it."""
-    after = _spaced_words(translation)
-    if len(after) < MIN_COPIED_WORDS:
+    translation_words = _spaced_words(translation)
+    if len(translation_words) < MIN_COPIED_WORDS:
         return False
-    before = _spaced_words(source)
-    bigrams = {*pairwise(before)}
-    pairs = [*pairwise(after)]
+    source_words = _spaced_words(source)
+    bigrams = {*pairwise(source_words)}
+    pairs = [*pairwise(translation_words)]
     return sum(pair in bigrams for pair in pairs) >= COPIED_SHARE * len(pairs)
 
 

@@ -166,15 +166,15 @@ def stored_weights(
     handles: list[int] = []
     for name, (scale, zero_point) in description["linears"].items():
         outputs, inputs = tensors[f"{name}.weight"].shape
-        arrays = [address(f"{name}.{part}") for part in ("weight", "scale", "bias")]
+        arrays = [address(f"{name}.{suffix}") for suffix in ("weight", "scale", "bias")]
         handle = library.regard_linear_pack(*arrays, outputs, inputs)
         if not handle:
             raise MemoryError("the weights of the native decoder")
         handles.append(handle)
         parts[name] = LinearSpec(handle, scale, zero_point)
-    for name, (kind, epsilon) in description["norms"].items():
+    for name, (norm_type, epsilon) in description["norms"].items():
         weight, bias = address(f"{name}.weight"), address(f"{name}.bias")
-        parts[name] = NormSpec(kind, epsilon, weight, bias)
+        parts[name] = NormSpec(norm_type, epsilon, weight, bias)
     for name, stored in description["embeddings"].items():
         parts[name] = EmbeddingSpec(address(f"{stored}.weight"), address(f"{stored}.scale"))
 
@@ -314,12 +314,12 @@ class NativeDecoder:
                 raise MemoryError("the native decoder")
             if INTERRUPTED in outcomes:
                 return None
-            found = self._results(job, len(requests))
+            results = self._results(job, len(requests))
         finally:
             self.library.regard_job_free(job)
         return [
             hypotheses
-            for _, hypotheses in sorted(zip(order, found, strict=True), key=itemgetter(0))
+            for _, hypotheses in sorted(zip(order, results, strict=True), key=itemgetter(0))
         ]
 
     def _run(self, job: int, sentences: int, workers: int, threads: int) -> list[int]:
@@ -331,21 +331,21 @@ class NativeDecoder:
 
     def _results(self, job: int, sentences: int) -> list[list[Hypothesis]]:
         counts = (c_int32 * sentences)()
-        hypotheses, total = c_int64(), c_int64()
-        self.library.regard_job_sizes(job, counts, hypotheses, total)
-        lengths, ended = (c_int32 * hypotheses.value)(), (c_uint8 * hypotheses.value)()
-        scores = (c_double * hypotheses.value)()
-        tokens, log_probabilities = (c_int32 * total.value)(), (c_float * total.value)()
+        hypothesis_count, token_count = c_int64(), c_int64()
+        self.library.regard_job_sizes(job, counts, hypothesis_count, token_count)
+        lengths, ended = (c_int32 * hypothesis_count.value)(), (c_uint8 * hypothesis_count.value)()
+        scores = (c_double * hypothesis_count.value)()
+        tokens, log_probabilities = (c_int32 * token_count.value)(), (c_float * token_count.value)()
         self.library.regard_job_results(job, lengths, ended, scores, tokens, log_probabilities)
-        found, all_tokens, each = [], tokens[:], log_probabilities[:]
+        hypotheses, all_tokens, all_log_probabilities = [], tokens[:], log_probabilities[:]
         end = 0
         for length, by_eos, score in zip(lengths, ended, scores, strict=True):
             begin, end = end, end + length
-            own = each[begin:end]
+            values = all_log_probabilities[begin:end]
             ids = all_tokens[begin : end - by_eos]
-            found.append(Hypothesis(ids, sum(own, 0.0), score, own, bool(by_eos)))
-        rest = iter(found)
-        return [[next(rest) for _ in range(count)] for count in counts]
+            hypotheses.append(Hypothesis(ids, sum(values, 0.0), score, values, bool(by_eos)))
+        remaining = iter(hypotheses)
+        return [[next(remaining) for _ in range(count)] for count in counts]
 
 
 def _stack(parts: Mapping[str, Structure], name: str, count: int) -> ctypes.Array[LayerSpec]:

@@ -34,7 +34,7 @@ from regard.nn.norms import LayerNorm, NoNorm, RMSNorm
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, F.gelu: 2, F.silu: 3}
-KNOWN_PARTS = {"norm", "pre_norm", "heads", "rotary", "activation"} | {
+KNOWN_ATTRIBUTES = {"norm", "pre_norm", "heads", "rotary", "activation"} | {
     *("qkv", "query", "key_value", "output"),
     *("inner", "gate_inner", "outer"),
 }
@@ -59,10 +59,10 @@ def unsupported_network(network: Transformer, packed: PackedTransformer) -> str 
     stacks: list[PackedEncoderLayer] = [*packed.encoder, *packed.decoder]
     if any(layer.self_attention.rotary is not None for layer in stacks):
         return "its position is rotary"
-    if unknown := sorted(set().union(*map(_parts, stacks)) - KNOWN_PARTS):
+    if unknown := sorted(set().union(*map(_attributes, stacks)) - KNOWN_ATTRIBUTES):
         return f"native code does not support {', '.join(unknown)}"
-    maps = [one for one in packed.weights if not isinstance(one, Int8Embedding)]
-    if not all(isinstance(one, Int8Linear) and one.is_frozen for one in maps):
+    maps = [linear for linear in packed.weights if not isinstance(linear, Int8Embedding)]
+    if not all(isinstance(linear, Int8Linear) and linear.is_frozen for linear in maps):
         return "some of its linear maps are not calibrated"
     features, width = _features(layers[0]), network.encoder.embedding.weight.shape[1]
     if features % LANES or width % LANES:
@@ -70,16 +70,16 @@ def unsupported_network(network: Transformer, packed: PackedTransformer) -> str 
     return None
 
 
-def _parts(layer: PackedEncoderLayer) -> set[str]:
+def _attributes(layer: PackedEncoderLayer) -> set[str]:
     """The attributes of the sub-layers of a layer, and its activation if it is unknown."""
     sublayers: list[Sublayer] = [layer.self_attention, layer.feed_forward]
     if isinstance(layer, PackedDecoderLayer):
         sublayers.append(layer.cross_attention)
-    parts = {name for one in sublayers for name in vars(one)}
+    attributes = {name for sublayer in sublayers for name in vars(sublayer)}
     activation = getattr(layer.feed_forward, "activation", None)
     if activation is not None and activation not in ACTIVATIONS:
-        parts.add("this activation")
-    return parts
+        attributes.add("this activation")
+    return attributes
 
 
 def _layers(stack: Encoder | Decoder) -> list[EncoderLayer]:
@@ -194,10 +194,12 @@ def native_weights(network: Transformer, packed: PackedTransformer) -> NativeWei
         assert isinstance(linear.kernels, NativeInt8)
         parts[name] = LinearSpec(linear.kernels.handle, linear.scale, linear.zero_point)
     for name, module in _norms(network):
-        kind, epsilon, own = _norm(module)
-        parts[name] = NormSpec(kind, epsilon, address(own.get("weight")), address(own.get("bias")))
-    for name, side in (("source", packed.source), ("target", packed.target)):
-        embedding = side.embedding
+        norm_type, epsilon, weights = _norm(module)
+        parts[name] = NormSpec(
+            norm_type, epsilon, address(weights.get("weight")), address(weights.get("bias"))
+        )
+    for name, packed_embedding in (("source", packed.source), ("target", packed.target)):
+        embedding = packed_embedding.embedding
         assert isinstance(embedding, Int8Embedding)
         parts[name] = EmbeddingSpec(address(embedding.weight), address(embedding.scale))
     return NativeWeights(
@@ -251,18 +253,18 @@ def quantized_weights(
         tensors |= {f"{name}.{part}": tensor for part, tensor in linear.tensors.items()}
         linears[name] = calibrated.scale, calibrated.zero_point
     for name, module in _norms(network):
-        kind, epsilon, own = _norm(module)
-        tensors |= {f"{name}.{part}": tensor.detach().float() for part, tensor in own.items()}
-        norms[name] = kind, epsilon
+        norm_type, epsilon, weights = _norm(module)
+        tensors |= {f"{name}.{part}": tensor.detach().float() for part, tensor in weights.items()}
+        norms[name] = norm_type, epsilon
     shared = quantized.source.embedding is quantized.target.embedding
-    for name, side in (("source", quantized.source), ("target", quantized.target)):
-        embedding = side.embedding
+    for name, packed_embedding in (("source", quantized.source), ("target", quantized.target)):
+        embedding = packed_embedding.embedding
         assert isinstance(embedding, Int8Embedding)
         embeddings[name] = "source" if shared else name
         tensors[f"{embeddings[name]}.weight"] = embedding.weight
         tensors[f"{embeddings[name]}.scale"] = embedding.scale.float()
         count = min(STORED_POSITIONS, packed.max_length or STORED_POSITIONS)
-        tensors[f"{name}.positions"] = side.positions(count)[:count].float()
+        tensors[f"{name}.positions"] = packed_embedding.positions(count)[:count].float()
     description = {
         "sizes": _sizes(network, packed),
         "linears": linears,

@@ -66,9 +66,11 @@ class NetworkDecoder:
         prepared = None if total is None else self.engine.packed
         packed = None if total is None or prepared is None else prepared.for_sentences(total)
         network = packed or self.engine.network
-        assert len({(one.prompt, one.start) for one in requests}) == 1, "requests of one kind"
+        assert len({(request.prompt, request.start) for request in requests}) == 1, (
+            "requests of one kind"
+        )
         closing = [] if requests[0].prompt else [EOS]
-        sources = pad_rows([[*one.source, *closing] for one in requests], self.device)
+        sources = pad_rows([[*request.source, *closing] for request in requests], self.device)
         context = (
             inference_context(self.device)
             if packed
@@ -77,7 +79,7 @@ class NetworkDecoder:
         with context, self._processors(network, sources, requests, decoding) as processors:
             encoder_output: Any = network.encode(sources, batch_trees(requests, self.device))
             state = network.start(encoder_output)
-            max_lengths = [self.engine.max_tokens(one, decoding) for one in requests]
+            max_lengths = [self.engine.max_tokens(request, decoding) for request in requests]
             if isinstance(self.engine.network, NonAutoregressiveTransformer):
                 return self._mask_predict(state, decoding, max_lengths, nbest, length, observer)
             method = partial(
@@ -85,13 +87,15 @@ class NetworkDecoder:
                 max_lengths=max_lengths,
                 bos=requests[0].start,
                 eos=EOS,
-                prefixes=[list(one.prefix) for one in requests],
+                prefixes=[list(request.prefix) for request in requests],
                 suppressed=self.target.suppressed_tokens,
                 device=self.device,
                 processors=processors,
             )
             step = self._interruptible(network.step)
-            return [one if isinstance(one, list) else [one] for one in method(step, state)]
+            return [
+                result if isinstance(result, list) else [result] for result in method(step, state)
+            ]
 
     def _interruptible(self, step: Callable[P, R]) -> Callable[P, R]:
         """The step function, which raises ``SearchInterrupted`` once ``interrupt`` is set."""
@@ -119,7 +123,7 @@ class NetworkDecoder:
                 temperature=temperature,
                 top_k=decoding.top_k,
                 top_p=decoding.top_p,
-                seeds=[sample_seed(decoding.seed, one) for one in requests],
+                seeds=[sample_seed(decoding.seed, request) for request in requests],
             )
         constrained = bool(requests[0].phrases)
         if decoding.beam == 1 and nbest == 1 and not constrained and observer is None:
@@ -172,9 +176,9 @@ class NetworkDecoder:
     ) -> Iterator[list[LogitsProcessor]]:
         """The logits processors of a batch. They live as long as the with-block."""
         processors: list[LogitsProcessor] = []
-        if any(one.phrases for one in requests):
+        if any(request.phrases for request in requests):
             # First, because it must see the tokens of its phrases before others mask them.
-            phrases = [one.phrases for one in requests]
+            phrases = [request.phrases for request in requests]
             processors.append(Constraints(phrases, self.boundaries, EOS))
         with ExitStack() as recording:
             context = DecodingContext(
@@ -200,11 +204,11 @@ class NetworkDecoder:
 
 def batch_trees(requests: Sequence[Request], device: torch.device) -> Tree | None:
     """The dependency trees of a batch, where the model uses them."""
-    trees = [one.tree for one in requests if one.tree is not None]
+    trees = [request.tree for request in requests if request.tree is not None]
     if not trees:
         return None
     assert len(trees) == len(requests)
-    return Tree(*(part.long().to(device) for part in collate_trees(trees)))
+    return Tree(*(tensor.long().to(device) for tensor in collate_trees(trees)))
 
 
 def record_cross_attention(
@@ -221,7 +225,9 @@ def record_cross_attention(
 
     def mean_weights() -> Tensor:
         """The mean over layers and heads; the beams of a sentence are rows of the queries."""
-        return torch.stack([one.weights.float().mean(1) for one in recorded.values()]).mean(0)
+        return torch.stack(
+            [intermediates.weights.float().mean(1) for intermediates in recorded.values()]
+        ).mean(0)
 
     return mean_weights
 
@@ -252,7 +258,7 @@ def plan_rows(
         memory = torch.cuda.get_device_properties(device).total_memory
         tokens = GPU_TOKENS_PER_GB * (memory >> 30)
         rows = memory // 4 // (16 * vocab_size)  # logits, 16 bytes each, take a quarter of it
-    most = max(1, rows // width)
-    for part in plan_sorted(sizes, sizes, tokens // width, workers):
-        for first in range(0, len(part), most):
-            yield part[first : first + most].tolist()
+    max_rows = max(1, rows // width)
+    for batch in plan_sorted(sizes, sizes, tokens // width, workers):
+        for start in range(0, len(batch), max_rows):
+            yield batch[start : start + max_rows].tolist()

@@ -72,10 +72,10 @@ class PackFormat(NamedTuple):
 
     def fuse(self, *linears: nn.Linear, relu: bool = False, scale: float = 1.0) -> Packed:
         """Several linear maps of the same input as one. ``scale`` multiplies the output of the first."""
-        weight = torch.cat([linears[0].weight * scale, *(one.weight for one in linears[1:])])
+        weight = torch.cat([linears[0].weight * scale, *(linear.weight for linear in linears[1:])])
         bias = None
         if linears[0].bias is not None:
-            bias = torch.cat([linears[0].bias * scale, *(one.bias for one in linears[1:])])
+            bias = torch.cat([linears[0].bias * scale, *(linear.bias for linear in linears[1:])])
         return self.linear(weight, bias, relu)
 
     def recording(self, packed: list[Packed]) -> PackFormat:
@@ -142,8 +142,8 @@ def norm_function(norm: nn.Module, dtype: torch.dtype) -> NormFunction:
 
         gain, shift, epsilon = norm.weight, norm.bias, norm.eps
         return lambda x, y=None: add_layer_norm(x, y, gain, shift, epsilon)
-    plain = _plain_norm(norm)
-    return lambda x, y=None: plain(x if y is None else add_residual(y, x))
+    apply_norm = _plain_norm(norm)
+    return lambda x, y=None: apply_norm(x if y is None else add_residual(y, x))
 
 
 def _plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -200,10 +200,10 @@ class CrossAttention(Sublayer):
 
     def keys_values(self, encoded: States, sentences: int) -> KeyValue:
         """The keys and values of the encoder output, once per sentence."""
-        both = self.key_value(encoded).view(
+        kv = self.key_value(encoded).view(
             sentences, encoded.shape[0] // sentences, 2, self.heads, -1
         )
-        key, value = both.permute(2, 0, 3, 1, 4).contiguous()
+        key, value = kv.permute(2, 0, 3, 1, 4).contiguous()
         return KeyValue(key, value)
 
     def forward(self, x: States, kv: KeyValue, bias: AttentionBias) -> States:
@@ -339,10 +339,12 @@ class PackedDecoderLayer(PackedEncoderLayer):
 Layer = TypeVar("Layer", bound=PackedEncoderLayer)
 
 
-def pack_layers(kind: type[Layer], stack: Encoder | Decoder, pack: PackFormat) -> list[Layer]:
+def pack_layers(
+    layer_class: type[Layer], stack: Encoder | Decoder, pack: PackFormat
+) -> list[Layer]:
     layers = cast(Iterable[Any], stack.layers)
     return [
-        kind(layer, pack, number > 0 or has_bounded_inputs(stack))
+        layer_class(layer, pack, number > 0 or has_bounded_inputs(stack))
         for number, layer in enumerate(layers)
     ]
 
@@ -411,18 +413,22 @@ class PackedDecoderState:
 
     def _keep_sentences(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
         """Keep these sentences: move those at the end of the buffers to the rows that become free."""
-        kept = (
+        rows = (
             sentences if self.buffer_rows is None else self.buffer_rows.index_select(0, sentences)
         )
-        old, count = kept.tolist(), len(kept)
-        free = iter(sorted({*range(count)} - {*old}))
-        new = [row if row < count else next(free) for row in old]
-        moves = [(before, after) for before, after in zip(old, new, strict=True) if before != after]
+        current_rows, count = rows.tolist(), len(rows)
+        free_rows = iter(sorted({*range(count)} - {*current_rows}))
+        new_rows = [row if row < count else next(free_rows) for row in current_rows]
+        moves = [
+            (source, destination)
+            for source, destination in zip(current_rows, new_rows, strict=True)
+            if source != destination
+        ]
         for layer in self.cross_kv:
             move_rows(layer.key, moves)
             move_rows(layer.value, moves)
-        buffer_rows = torch.tensor(new, dtype=torch.long, device=sentences.device)
-        order = kept.index_select(0, buffer_rows.argsort())
+        buffer_rows = torch.tensor(new_rows, dtype=torch.long, device=sentences.device)
+        order = rows.index_select(0, buffer_rows.argsort())
         return PackedDecoderState(
             [KeyValue(layer.key[:count], layer.value[:count]) for layer in self.cross_kv],
             None if self.bias is None else self.bias.index_select(0, order),
@@ -450,21 +456,21 @@ class PackedDecoderState:
 class PackedTransformer:
     """The part of a network that decoding needs: ``encode``, ``start``, ``step`` and ``max_length``."""
 
-    def __init__(self, network: Transformer, form: PackFormat) -> None:
+    def __init__(self, network: Transformer, pack_format: PackFormat) -> None:
         self.max_length = network.max_length
-        self.output_dtype, self.beam_dtype = form.output_dtype, form.kv_dtype
+        self.output_dtype, self.beam_dtype = pack_format.output_dtype, pack_format.kv_dtype
         self.weights: list[Packed] = []
         """everything that was packed"""
-        pack = form.recording(self.weights)
+        pack = pack_format.recording(self.weights)
         self.source = PackedEmbedding(network.encoder, pack)
         self.target = PackedEmbedding(network.decoder, pack)
         if network.encoder.embedding is network.decoder.embedding:
             self.weights.remove(self.target.embedding)
             self.target.embedding = self.source.embedding
         self.encoder = pack_layers(PackedEncoderLayer, network.encoder, pack)
-        self.encoder_norm = norm_function(network.encoder.norm, form.output_dtype)
+        self.encoder_norm = norm_function(network.encoder.norm, pack_format.output_dtype)
         self.decoder = pack_layers(PackedDecoderLayer, network.decoder, pack)
-        self.decoder_norm = norm_function(network.decoder.norm, form.output_dtype)
+        self.decoder_norm = norm_function(network.decoder.norm, pack_format.output_dtype)
         self.projection = pack.linear(network.projection.weight, network.projection.bias, False)
 
     def for_sentences(self, sentences: int) -> PackedTransformer:
@@ -474,9 +480,9 @@ class PackedTransformer:
         """
         if sentences >= MANY_SENTENCES:
             return self
-        few = copy(self)
-        few.beam_dtype = self.output_dtype
-        return few
+        network = copy(self)
+        network.beam_dtype = self.output_dtype
+        return network
 
     @property
     def bytes(self) -> int:
@@ -556,15 +562,17 @@ class PackedEnsemble:
 
     def start(self, encoder_outputs: list[PackedEncoderOutput]) -> EnsembleState:
         """The state before the first token."""
-        each = zip(self.members, encoder_outputs, strict=True)
-        return EnsembleState([member.start(one) for member, one in each])
+        pairs = zip(self.members, encoder_outputs, strict=True)
+        return EnsembleState([member.start(encoded) for member, encoded in pairs])
 
     def step(
         self, tokens: Int[Tensor, " R"], state: EnsembleState
     ) -> tuple[Float[Tensor, "R V"], EnsembleState]:
         """Read one token in each row. Returns the log-probabilities of the next token and the new state."""
         states = cast(Sequence[PackedDecoderState], state.states)
-        each = zip(self.members, states, strict=True)
-        steps: list[tuple[Tensor, Any]] = [member.step(tokens, one) for member, one in each]
-        logits = mean_log_probabilities([one for one, _ in steps])
-        return logits, EnsembleState([new for _, new in steps])
+        pairs = zip(self.members, states, strict=True)
+        steps: list[tuple[Tensor, Any]] = [
+            member.step(tokens, member_state) for member, member_state in pairs
+        ]
+        logits = mean_log_probabilities([member_logits for member_logits, _ in steps])
+        return logits, EnsembleState([new_state for _, new_state in steps])

@@ -37,7 +37,7 @@ class Substitution(NamedTuple):
     def restore(self, text: str) -> str:
         """A translation of it, with the placeholders restored."""
         for word in self.placeholders:
-            text = whole_word_pattern(word).sub(lambda found: self.placeholders[found[0]], text)
+            text = whole_word_pattern(word).sub(lambda match: self.placeholders[match[0]], text)
         return text
 
     def restore_token(self, piece: str) -> str:
@@ -55,21 +55,25 @@ def copied_words(
     """The words of one token each that the network most surely copies. tags: the tags before a source."""
     source, target = tokenizer.source, tokenizer.target
     words = name_like_words(target)
-    read, ids = source.encode(words), [i for (i,) in target.encode(words)]
+    source_ids, ids = source.encode(words), [i for (i,) in target.encode(words)]
     opens = torch.tensor(target.word_boundaries()[0], device=device)
     opens[EOS] = True
     scores: list[float] = []
     for start in range(0, len(words), WORDS_PER_BATCH):
-        part = slice(start, start + WORDS_PER_BATCH)
-        sources = pad_rows([[*tags, *one, EOS] for one in read[part]], device)
-        copied = torch.tensor(ids[part], device=device)
-        both = torch.stack([torch.full_like(copied, BOS), copied], dim=1)
-        first, then = network(sources, both).float().log_softmax(-1).unbind(1)
+        batch = slice(start, start + WORDS_PER_BATCH)
+        sources = pad_rows(
+            [[*tags, *ids_of_word, EOS] for ids_of_word in source_ids[batch]], device
+        )
+        copied = torch.tensor(ids[batch], device=device)
+        decoder_inputs = torch.stack([torch.full_like(copied, BOS), copied], dim=1)
+        word_scores, next_scores = (
+            network(sources, decoder_inputs).float().log_softmax(-1).unbind(1)
+        )
         # The probability of the word, and that it ends there.
-        ends = then[:, opens].logsumexp(-1)
-        scores += (first.gather(1, copied[:, None])[:, 0] + ends).tolist()
-    best = sorted(range(len(words)), key=scores.__getitem__, reverse=True)
-    return [words[row] for row in best[: 2 * TRIES]]
+        ends = next_scores[:, opens].logsumexp(-1)
+        scores += (word_scores.gather(1, copied[:, None])[:, 0] + ends).tolist()
+    ranking = sorted(range(len(words)), key=scores.__getitem__, reverse=True)
+    return [words[row] for row in ranking[: 2 * TRIES]]
 
 
 def name_like_words(vocabulary: Vocabulary) -> list[str]:
@@ -85,30 +89,36 @@ def name_like_words(vocabulary: Vocabulary) -> list[str]:
     decoded = vocabulary.decode(ids)
     return [
         word
-        for word, tokens, same in zip(words, ids, decoded, strict=True)
-        if len(tokens) == 1 and word == same
+        for word, tokens, decoded_word in zip(words, ids, decoded, strict=True)
+        if len(tokens) == 1 and word == decoded_word
     ]
 
 
 def substitutions(
-    text: str, words: Sequence[str], protected: ProtectedSpans, others: Sequence[str] = ()
+    text: str, words: Sequence[str], protected: ProtectedSpans, other_texts: Sequence[str] = ()
 ) -> Iterator[Substitution]:
     """The text with words in place of its placeholders, for several choices of words.
 
-    Words that occur in the text or in ``others`` are not used. There is no substitution for a text with a placeholder
-    that touches a word, as a tag may.
+    Words that occur in the text or in ``other_texts`` are not used. There is no substitution for a text with a
+    placeholder that touches a word, as a tag may.
     """
-    found = protected.occurrences(text)
-    if not found or any(how.touches_before or how.touches_after for how in found.values()):
+    occurrences = protected.occurrences(text)
+    if not occurrences or any(
+        occurrence.touches_before or occurrence.touches_after for occurrence in occurrences.values()
+    ):
         return
-    taken = "\n".join([text, *others])
-    usable = [
-        word for word in words if not whole_word_pattern(word, ignore_case=True).search(taken)
+    used_text = "\n".join([text, *other_texts])
+    candidates = [
+        word for word in words if not whole_word_pattern(word, ignore_case=True).search(used_text)
     ]
-    if len(found) > len(usable):
+    if len(occurrences) > len(candidates):
         return
-    for first in range(min(TRIES, len(usable))):
-        placeholders = dict(zip([*usable[first:], *usable[:first]], found, strict=False))
+    for start in range(min(TRIES, len(candidates))):
+        placeholders = dict(
+            zip([*candidates[start:], *candidates[:start]], occurrences, strict=False)
+        )
         names = {placeholder: word for word, placeholder in placeholders.items()}
-        times = {names[placeholder]: how.times for placeholder, how in found.items()}
+        times = {
+            names[placeholder]: occurrence.times for placeholder, occurrence in occurrences.items()
+        }
         yield Substitution(protected.replace(text, names), placeholders, times)

@@ -83,17 +83,17 @@ def formats(device: torch.device) -> dict[Precision, PackFormat]:
     """The precisions that this machine supports, and how each packs weights."""
     if device.type != "cpu":
         return UNPACKED if _has_bf16_gpu(device) else {"fp32": UNPACKED["fp32"]}
-    found = dict(PACKED)
+    supported = dict(PACKED)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        found |= {"fp32": UNPACKED["fp32"], "bf16": UNPACKED["bf16"]}
-        found["int8"] = found["int8"]._replace(unbounded_linear=UnpackedLinear)
+        supported |= {"fp32": UNPACKED["fp32"], "bf16": UNPACKED["bf16"]}
+        supported["int8"] = supported["int8"]._replace(unbounded_linear=UnpackedLinear)
     elif not has_onednn_bf16():
-        del found["bf16"]
+        del supported["bf16"]
     if not has_avx512_bf16():
-        found["int8"] = found["int8"]._replace(kv_dtype=torch.float32)
+        supported["int8"] = supported["int8"]._replace(kv_dtype=torch.float32)
     if "fbgemm" not in torch.backends.quantized.supported_engines:
-        del found["int8"]
-    return found
+        del supported["int8"]
+    return supported
 
 
 def select_precision(precision: Precision, device: torch.device) -> Precision:
@@ -101,7 +101,7 @@ def select_precision(precision: Precision, device: torch.device) -> Precision:
     supported = formats(device)
     if precision == "auto":
         fastest_first: tuple[Precision, ...] = ("int8", "bf16", "fp32")
-        return next(one for one in fastest_first if one in supported)
+        return next(candidate for candidate in fastest_first if candidate in supported)
     if precision not in supported:
         raise RegardError(
             f"precision {precision}: not supported by this machine's {device.type}; "

@@ -243,8 +243,8 @@ def calibrate(packed: PackedTransformer, network: Transformer) -> None:
         if not layer.self_attention.pre_norm and has_bounded_inputs(stack):
             bound = largest_input(stack)
             cast(Int8Linear, layer.self_attention.qkv).observe(-bound, bound)
-    for one in maps:
-        one.freeze(MARGIN)
+    for linear in maps:
+        linear.freeze(MARGIN)
 
 
 def _normalizes(network: Transformer) -> bool:
@@ -262,8 +262,8 @@ def _random_tokens(stack: Encoder | Decoder, length: int, draw: torch.Generator)
     """Sentences of random tokens; every fourth token is one of those with the largest embeddings."""
     weight = stack.embedding.weight
     size = len(weight)
-    first = min(len(SPECIAL_TOKENS), size - 1)
-    tokens = torch.randint(first, size, (CALIBRATION_SENTENCES, length), generator=draw)
+    first_id = min(len(SPECIAL_TOKENS), size - 1)
+    tokens = torch.randint(first_id, size, (CALIBRATION_SENTENCES, length), generator=draw)
     fourth = tokens[:, 1::4]
     largest = weight.abs().amax(1).argsort(descending=True)
     fourth.copy_(largest[torch.arange(fourth.numel()) % size].view_as(fourth))

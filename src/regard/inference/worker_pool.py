@@ -93,8 +93,8 @@ def map_in_threads(
 ) -> list[Result]:
     """The results of a function for each item, in order. Each thread uses one core.
 
-    If the calling thread has low priority, so have these threads. stop: called if this call is interrupted,
-    to make the function return early; this call then waits for it.
+    If the calling thread has low priority, so have these threads. stop: called if this call is interrupted, so that
+    the running calls of ``function`` return early; this call then waits for them.
     """
 
     def call(item: Item) -> Result:
@@ -211,8 +211,8 @@ class WorkerPool(Generic[Item, Result]):
     They are forked from this process, so they have everything that the function needs: nothing is loaded, packed or
     kept in memory twice. Items and results travel through pipes.
 
-    When this process ends, for whatever reason, the workers end at once: the kernel kills them. Where it cannot be
-    asked to, they end after their present item. SIGTERM ends a worker after its present item, too. SIGINT does not: a
+    When this process ends, for whatever reason, the kernel kills the workers at once. Where the kernel has no such
+    option, they end after their current item. SIGTERM also ends a worker after its current item. SIGINT does not: a
     terminal sends it to all processes, and this one handles it.
 
     nice: how much lower than usual the priority of the workers is.
@@ -241,19 +241,22 @@ class WorkerPool(Generic[Item, Result]):
     def _fork(self, function: Callable[[Item], Result], nice: int) -> None:
         from multiprocessing import Pipe
 
-        ours, theirs = Pipe()
+        parent_end, child_end = Pipe()
         parent, die_with_parent = os.getpid(), death_signal()
         process = os.fork()
         if process:
-            theirs.close()
-            self.workers[ours] = process
+            child_end.close()
+            self.workers[parent_end] = process
             return
         try:
             die_with_parent()
             os.nice(nice)
-            for other in (*self.workers, ours):  # a pipe closes only when no process holds it
-                other.close()
-            _worker_loop(theirs, function, parent)
+            for connection in (
+                *self.workers,
+                parent_end,
+            ):  # a pipe closes only when no process holds it
+                connection.close()
+            _worker_loop(child_end, function, parent)
         finally:
             os._exit(0)  # skip the exit handlers of the parent process
 
@@ -282,15 +285,15 @@ class WorkerPool(Generic[Item, Result]):
             raise WorkerDied("the worker processes have ended")
         outcomes: dict[int, Outcome] = {}
         busy: dict[Connection, int] = {}
-        free, waiting = list(self.workers), iter(range(len(items)))
+        idle, waiting = list(self.workers), iter(range(len(items)))
         while True:
-            for worker, number in zip(free, waiting, strict=False):
+            for worker, number in zip(idle, waiting, strict=False):
                 _send(worker, items[number])
                 busy[worker] = number
             if not busy:
                 return [outcomes[number] for number in sorted(outcomes)]
-            free = [worker for worker in wait(list(busy)) if isinstance(worker, Connection)]
-            for worker in free:
+            idle = [worker for worker in wait(list(busy)) if isinstance(worker, Connection)]
+            for worker in idle:
                 outcome = outcomes[busy.pop(worker)] = _receive(worker)
                 if outcome.error is not None:
                     waiting = iter(())

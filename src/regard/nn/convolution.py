@@ -57,12 +57,14 @@ class ConvolutionCache:
     def select(self, rows: Tensor) -> "ConvolutionCache":
         return ConvolutionCache(None if self.inputs is None else self.inputs.index_select(0, rows))
 
-    def append(self, new: Float[Tensor, "R T d"], size: int) -> Float[Tensor, "R wide d"]:
+    def append(self, inputs: Float[Tensor, "R T d"], size: int) -> Float[Tensor, "R wide d"]:
         """The cached inputs and the new ones; the last ``size`` of them stay in the cache."""
-        before = (
-            self.inputs if self.inputs is not None else new.new_zeros(len(new), size, new.shape[2])
+        past_inputs = (
+            self.inputs
+            if self.inputs is not None
+            else inputs.new_zeros(len(inputs), size, inputs.shape[2])
         )
-        joined = torch.cat([before, new], dim=1)
+        joined = torch.cat([past_inputs, inputs], dim=1)
         self.inputs = joined[:, joined.shape[1] - size :]
         return joined
 
@@ -78,12 +80,14 @@ class ConvolutionEncoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T d"], mask: AttentionMask, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
-        before = self.convolution.kernel_size // 2
-        after = self.convolution.kernel_size - 1 - before
+        left_padding = self.convolution.kernel_size // 2
+        right_padding = self.convolution.kernel_size - 1 - left_padding
 
         def convolution(y: Tensor) -> Tensor:
             tokens = y if non_pad is None else y.masked_fill(~non_pad[:, :, None], 0.0)
-            return cast(Tensor, self.convolution(F.pad(tokens, (0, 0, before, after))))
+            return cast(
+                Tensor, self.convolution(F.pad(tokens, (0, 0, left_padding, right_padding)))
+            )
 
         y: Float[Tensor, "B T d"] = self.residual(x, convolution, non_pad)
         return y

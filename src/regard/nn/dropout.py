@@ -18,7 +18,8 @@ DropoutKernel = Callable[[Tensor, float], Tensor]
 class ThreadRandom(threading.local):
     """The random numbers of a thread, where several threads compute at the same time (``ThreadedTrainStep``).
 
-    Otherwise they would share torch's generator, and what each gets would depend on which one comes first.
+    Otherwise they would share torch's generator, and the numbers of each thread would depend on the order in which
+    they ask for them.
     """
 
     generator: torch.Generator | None = None
@@ -65,7 +66,9 @@ def attach_dropout_seeds(
     layers: Sequence[nn.Module], device: torch.device
 ) -> Int[Tensor, "dropouts 4"]:
     """Give every dropout of these layers a seed. All seeds are in one tensor, each in an aligned row of its own."""
-    dropouts = [part for layer in layers for part in layer.modules() if isinstance(part, Dropout)]
+    dropouts = [
+        module for layer in layers for module in layer.modules() if isinstance(module, Dropout)
+    ]
     seeds = torch.zeros(len(dropouts), 4, dtype=torch.int32, device=device)
     for dropout, seed in zip(dropouts, seeds, strict=True):
         dropout.seed = seed[:1]
@@ -76,8 +79,8 @@ def mix_bits(x: Int[Tensor, "*shape"], rounds: Sequence[tuple[int, int]]) -> Int
     """Mix the bits of 32-bit integers: xor with a right shift, multiply, repeat (a multiply-xorshift hash).
 
     rounds: shift and multiplier of each round. int32 tensors wrap around by themselves; int64 tensors hold values
-    below 2^32 and are truncated to 32 bits. The Triton kernels need a copy of their own (``kernels/packed_attention``):
-    a kernel cannot call a function on tensors.
+    below 2^32 and are truncated to 32 bits. The Triton kernels have their own copy (``triton_kernels.keep_mask``),
+    because a kernel cannot call a function on tensors.
     """
     for shift, multiplier in rounds:
         x = (x ^ (x >> shift)) * multiplier

@@ -74,11 +74,11 @@ class Ensemble(Network):
         return torch.cat([member.decode(target, encoded) for member, encoded in pairs], dim=-1)
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
-        parts = torch.split_with_sizes(
+        splits = torch.split_with_sizes(
             states, [member.projection.weight.shape[1] for member in self.members], -1
         )
-        pairs = zip(self.members, parts, strict=True)
-        return mean_log_probabilities([member.project(part) for member, part in pairs])
+        pairs = zip(self.members, splits, strict=True)
+        return mean_log_probabilities([member.project(split) for member, split in pairs])
 
     def start(self, encoder_outputs: list[Any]) -> EnsembleState:
         pairs = zip(self.members, encoder_outputs, strict=True)
@@ -93,5 +93,5 @@ class Ensemble(Network):
         return logits, EnsembleState([new_state for _, new_state in steps])
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        """None: the members attend differently."""
+        """Empty: each member has attention of its own."""
         return {}

@@ -20,10 +20,11 @@ class KeyValue(NamedTuple):
     def select(self, rows: Tensor) -> "KeyValue":
         return KeyValue(self.key.index_select(0, rows), self.value.index_select(0, rows))
 
-    def concat(self, later: "KeyValue") -> "KeyValue":
-        """These positions followed by later ones."""
+    def concat(self, following: "KeyValue") -> "KeyValue":
+        """These positions, followed by those of ``following``."""
         return KeyValue(
-            torch.cat([self.key, later.key], dim=2), torch.cat([self.value, later.value], dim=2)
+            torch.cat([self.key, following.key], dim=2),
+            torch.cat([self.value, following.value], dim=2),
         )
 
 
@@ -37,9 +38,9 @@ class KVCache:
     def length(self) -> int:
         return 0 if self.kv is None else self.kv.key.shape[2]
 
-    def append(self, new: KeyValue) -> KeyValue:
+    def append(self, kv: KeyValue) -> KeyValue:
         """Add the newest positions; returns the keys and values of all positions."""
-        self.kv = new if self.kv is None else self.kv.concat(new)
+        self.kv = kv if self.kv is None else self.kv.concat(kv)
         return self.kv
 
     def select(self, rows: Tensor) -> "KVCache":

@@ -68,10 +68,10 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        inner = max(1, round(config.d_ff * 2 / 3))
-        self.gate = nn.Linear(config.d_model, inner, bias=False)
-        self.inner = nn.Linear(config.d_model, inner, bias=False)
-        self.outer = nn.Linear(inner, config.d_model, bias=False)
+        d_inner = max(1, round(config.d_ff * 2 / 3))
+        self.gate = nn.Linear(config.d_model, d_inner, bias=False)
+        self.inner = nn.Linear(config.d_model, d_inner, bias=False)
+        self.outer = nn.Linear(d_inner, config.d_model, bias=False)
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
@@ -213,8 +213,8 @@ class EncoderLayer(nn.Module):
         def self_attention(y: Tensor) -> Tensor:
             if mask.spans is not None:
                 return self.attention.packed_attention(y, mask)
-            new = self.attention.keys_values(y, non_pad, 0 if cache is None else cache.length)
-            output: Tensor = self.attention(y, new if cache is None else cache.append(new), mask)
+            kv = self.attention.keys_values(y, non_pad, 0 if cache is None else cache.length)
+            output: Tensor = self.attention(y, kv if cache is None else cache.append(kv), mask)
             return output
 
         y: Float[Tensor, "B T d"] = self.attention_residual(x, self_attention, non_pad)
@@ -273,8 +273,8 @@ def cross_attention_sublayer(
 
 def initialize(module: nn.Module) -> None:
     """Xavier (Glorot) uniform weights and zero biases for every linear layer of this module."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.xavier_uniform_(part.weight)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -74,13 +74,13 @@ class TrainingLoss(nn.Module):
         self.special_tokens = special_tokens
         self.chunk_loss: ChunkLoss = chunk_loss
         self.teachers: tuple[Network, ...] = ()
-        """the teacher of token-level distillation; in a tuple, because it is no part of what is trained"""
-        self.batch_norms = [part for part in network.modules() if isinstance(part, BatchNorm)]
+        """the teacher of token-level distillation; in a tuple, so that it is neither a submodule nor trained"""
+        self.batch_norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
         if self.batch_norms:
             self.register_forward_pre_hook(_mark_idle_process)
-        for part in network.modules() if training.simcut else ():
-            if isinstance(part, Embedding):
-                part.cutoff, part.special_tokens = CUTOFF, special_tokens
+        for module in network.modules() if training.simcut else ():
+            if isinstance(module, Embedding):
+                module.cutoff, module.special_tokens = CUTOFF, special_tokens
 
     def loss(
         self,
@@ -110,8 +110,8 @@ class TrainingLoss(nn.Module):
 
         Each copy gets another dropout mask. With SimCut, tokens of the second copy are cut by the embedding.
         """
-        twice = self.training and (self.settings.rdrop or self.settings.simcut)
-        return torch.cat([rows, rows]) if twice else rows
+        needs_two_passes = self.training and (self.settings.rdrop or self.settings.simcut)
+        return torch.cat([rows, rows]) if needs_two_passes else rows
 
     def drop_source_tokens(self, source: Int[Tensor, "R S"]) -> Int[Tensor, "R S"]:
         """Word dropout on the source, in training."""
@@ -179,8 +179,8 @@ class Seq2SeqLoss(TrainingLoss):
 def to_position_info(tensors: TreeTensors | PackingTensors) -> Tree | Packing:
     """A tree comes as two tensors, a packing as four pairs of tensors."""
     if len(tensors) == 2:
-        return Tree(*(part.long() for part in tensors))
-    return Packing(*(RowSpan(*tensors[first : first + 2]) for first in range(0, 8, 2)))
+        return Tree(*(tensor.long() for tensor in tensors))
+    return Packing(*(RowSpan(*tensors[start : start + 2]) for start in range(0, 8, 2)))
 
 
 class LabelLoss(TrainingLoss):
@@ -368,8 +368,8 @@ def chunk_loss(
     log_probs = logits.to(_sum_dtype(logits)).log_softmax(-1)
     if simcut:
         divergence, grad_divergence = kl_divergence(log_probs, labels)
-        first = log_probs[: len(labels)]
-        loss, gradient = smoothed_cross_entropy(first, labels, epsilon, with_gradient, *soft)
+        first_pass = log_probs[: len(labels)]
+        loss, gradient = smoothed_cross_entropy(first_pass, labels, epsilon, with_gradient, *soft)
         loss = loss + simcut * divergence
         if with_gradient:
             gradient = torch.cat([gradient, torch.zeros_like(gradient)]) + simcut * grad_divergence
@@ -377,9 +377,9 @@ def chunk_loss(
         loss, gradient = smoothed_cross_entropy(log_probs, labels, epsilon, with_gradient, *soft)
     else:
         divergence, grad_divergence = symmetric_kl(log_probs, labels)
-        twice = None if teacher is None else teacher.repeat(2, 1)
+        repeated_teacher = None if teacher is None else teacher.repeat(2, 1)
         loss, gradient = smoothed_cross_entropy(
-            log_probs, labels.repeat(2), epsilon, with_gradient, twice, teacher_weight
+            log_probs, labels.repeat(2), epsilon, with_gradient, repeated_teacher, teacher_weight
         )
         loss = 0.5 * loss + 0.25 * rdrop * divergence
         if with_gradient:
@@ -486,7 +486,7 @@ def smoothed_target(epsilon: float, classes: int, over: str) -> tuple[float, flo
 
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""logits per chunk, by kind of device: few enough for the cache of a CPU, enough to keep a GPU busy"""
+"""logits per chunk, by device type: few enough for the cache of a CPU, enough to keep a GPU busy"""
 
 
 def _chunks(rows: int, classes: int, device: torch.device) -> Iterator[slice]:
@@ -497,9 +497,13 @@ def _chunks(rows: int, classes: int, device: torch.device) -> Iterator[slice]:
 
 
 def _product_dtype(states: Tensor) -> torch.dtype:
-    """The data type of matrix products. Autocast does not reach into an autograd function, so it is looked up."""
-    kind = states.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    """The data type of matrix products. Autocast does not apply inside an autograd function, so it is looked up."""
+    device_type = states.device.type
+    return (
+        torch.get_autocast_dtype(device_type)
+        if torch.is_autocast_enabled(device_type)
+        else states.dtype
+    )
 
 
 def _sum_dtype(states: Tensor) -> torch.dtype:

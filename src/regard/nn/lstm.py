@@ -47,7 +47,7 @@ class LSTMCache:
     def select(self, rows: Tensor) -> "LSTMCache":
         if self.state is None:
             return LSTMCache()
-        return LSTMCache(LSTMState(*(part.index_select(1, rows) for part in self.state)))
+        return LSTMCache(LSTMState(*(tensor.index_select(1, rows) for tensor in self.state)))
 
 
 def run_lstm(lstm: nn.LSTM, x: Tensor | PackedSequence, state: LSTMState | None = None) -> Any:

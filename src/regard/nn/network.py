@@ -74,11 +74,9 @@ class Network(nn.Module, ABC):
 
 
 def checkpoint_activations(network: nn.Module) -> None:
-    """Activation checkpointing (gradient checkpointing): store only the input of each layer.
+    """Activation checkpointing (gradient checkpointing, Chen et al. 2016): store only the input of each layer.
 
-    The rest is recomputed in the backward pass.
-
-    Chen et al. 2016.
+    All other activations are recomputed in the backward pass.
     """
     for name, layers in network.named_modules():
         if name.endswith("layers") and isinstance(layers, nn.ModuleList):
@@ -97,20 +95,20 @@ def named_weights(network: torch.nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def copy_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights into a network. All names and shapes must match. where: their origin, for error messages."""
-    for name, tensor in _matching(network, weights, where).items():
+def copy_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
+    """Copy weights into a network. All names and shapes must match. origin: where they are from, for error messages."""
+    for name, tensor in _matching(network, weights, origin).items():
         tensor.copy_(weights[name])
 
 
 @torch.no_grad()
-def assign_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def assign_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
     """Let a network use these tensors without copying them.
 
     A tensor of a memory-mapped file is then loaded only when it is first read, and the system can release it again.
     Once a network is packed for inference, its own weights are rarely read.
     """
-    for name, tensor in _matching(network, weights, where).items():
+    for name, tensor in _matching(network, weights, origin).items():
         tensor.data = weights[name].to(tensor.dtype)
 
 
@@ -119,20 +117,23 @@ def _named_tensors(network: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _matching(
-    network: torch.nn.Module, weights: Mapping[str, Tensor], where: str
+    network: torch.nn.Module, weights: Mapping[str, Tensor], origin: str
 ) -> dict[str, Tensor]:
     """The tensors of the network, after checking that the weights have the same names and shapes."""
-    own = _named_tensors(network)
-    missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    tensors = _named_tensors(network)
+    missing, unknown = (
+        sorted(tensors.keys() - weights.keys()),
+        sorted(weights.keys() - tensors.keys()),
+    )
     shapes = [
-        f"{name} has shape {list(weights[name].shape)}, expected {list(own[name].shape)}"
-        for name in own.keys() & weights.keys()
-        if weights[name].shape != own[name].shape
+        f"{name} has shape {list(weights[name].shape)}, expected {list(tensors[name].shape)}"
+        for name in tensors.keys() & weights.keys()
+        if weights[name].shape != tensors[name].shape
     ]
     if missing or unknown or shapes:
         problems = [f"{name} is missing" for name in missing]
         problems += [f"{name} is unknown" for name in unknown] + shapes
         raise RegardError(
-            f"{where}: the weights do not match the recipe: {'; '.join(problems[:4])}"
+            f"{origin}: the weights do not match the recipe: {'; '.join(problems[:4])}"
         )
-    return own
+    return tensors

@@ -95,10 +95,10 @@ class Predicted(Length):
         lengths = (position_labels != PAD).sum(1)
         difference = lengths - _source_lengths(encoder_output.non_pad)
         label = difference.clamp(-self.max_difference, self.max_difference) + self.max_difference
-        each = F.cross_entropy(self(encoder_output), label, reduction="none")
+        losses = F.cross_entropy(self(encoder_output), label, reduction="none")
         # Rows without tokens do not count: they belong to a process that has no rows in this batch.
         counted = lengths > 0
-        return self.weight * (each * counted).sum() / counted.sum().clamp(min=1)
+        return self.weight * (losses * counted).sum() / counted.sum().clamp(min=1)
 
     def candidates(
         self, encoder_output: EncoderOutput, limits: Int[Tensor, "B"], count: int
@@ -109,10 +109,10 @@ class Predicted(Length):
         )
         lengths = _source_lengths(encoder_output.non_pad)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
-        best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
+        most_probable = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
         # If no length is possible, the limit is far below the source length: use the limit.
-        chosen = lengths.gather(1, best.indices).minimum(limits[:, None])
-        unlikely = best.values < best.values[:, :1] + math.log(MIN_LENGTH_RATIO)
+        chosen = lengths.gather(1, most_probable.indices).minimum(limits[:, None])
+        unlikely = most_probable.values < most_probable.values[:, :1] + math.log(MIN_LENGTH_RATIO)
         return chosen.masked_fill(unlikely, 0)
 
 

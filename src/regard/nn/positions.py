@@ -295,9 +295,11 @@ def grow_tables(network: nn.Module, end: int, device: torch.device) -> list[Tens
     A caller that keeps them, such as a CUDA graph, can use them even after a longer text has replaced them.
     """
     return [
-        part.sinusoids(end, device) if isinstance(part, Sinusoidal) else part.rotations(end, device)
-        for part in network.modules()
-        if isinstance(part, (Sinusoidal, Rotary))
+        module.sinusoids(end, device)
+        if isinstance(module, Sinusoidal)
+        else module.rotations(end, device)
+        for module in network.modules()
+        if isinstance(module, (Sinusoidal, Rotary))
     ]
 
 
@@ -320,7 +322,7 @@ class PositionSpec(NamedTuple):
 
 
 POSITIONS: Registry[PositionSpec] = Registry("model.position")
-_ADDED = ("ctranslate2", "onnx", "html")
+_TABLE_FORMATS = ("ctranslate2", "onnx", "html")
 """formats that store positions as a table to add to the embeddings"""
 
 POSITIONS.register(
@@ -328,10 +330,14 @@ POSITIONS.register(
     summary="no positional encoding",
     packed_batches=True,
     fast_inference=True,
-    formats=_ADDED,
+    formats=_TABLE_FORMATS,
 )(PositionSpec())
 POSITIONS.register(
-    "index", summary=first_line(Index), packed_batches=True, fast_inference=True, formats=_ADDED
+    "index",
+    summary=first_line(Index),
+    packed_batches=True,
+    fast_inference=True,
+    formats=_TABLE_FORMATS,
 )(PositionSpec(embedding=Index))
 POSITIONS.register(
     "sinusoidal",
@@ -345,7 +351,7 @@ POSITIONS.register(
     summary=first_line(Learned),
     options=["model.max_length"],
     fast_inference=True,
-    formats=_ADDED,
+    formats=_TABLE_FORMATS,
 )(PositionSpec(embedding=Learned))
 POSITIONS.register(
     "rotary",

@@ -124,9 +124,9 @@ class SlidingWindow(FullAttention):
     def allowed(
         self, mask: AttentionMask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        near = (mask.distance(queries, keys, device).abs() <= self.size)[:, None]
+        in_window = (mask.distance(queries, keys, device).abs() <= self.size)[:, None]
         allowed = mask.matrix(queries, keys, device)
-        return unmask_empty_rows(near if allowed is None else near & allowed)
+        return unmask_empty_rows(in_window if allowed is None else in_window & allowed)
 
     def forward(
         self,
@@ -136,9 +136,9 @@ class SlidingWindow(FullAttention):
         mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
         if query.shape[2] == 1:  # a decoding step: the newest token needs only the last keys
-            last = KeyValue(*(part[:, :, -self.size - 1 :] for part in kv))
+            last_kv = KeyValue(*(tensor[:, :, -self.size - 1 :] for tensor in kv))
             non_pad = None if mask.non_pad is None else mask.non_pad[:, -self.size - 1 :]
-            return super().forward(attention, query, last, replace(mask, non_pad=non_pad))
+            return super().forward(attention, query, last_kv, replace(mask, non_pad=non_pad))
         assert kv.key.shape[2] == query.shape[2], "window attention is self-attention"
         if query.is_cuda and attention.uses_sdpa:
             spans = self.spans(mask, len(query), query.shape[2], query.device)
@@ -159,26 +159,26 @@ class SlidingWindow(FullAttention):
         blocks = Blocks(length, size=max(size, 32), before=size, after=ahead)
         queries, keys = blocks.positions(query.device)
         distance = keys[0] - queries[0, :, None]
-        near = (distance >= -size) & (distance <= ahead)
+        in_window = (distance >= -size) & (distance <= ahead)
         non_pad = non_pad_or_ones(mask, len(query), length, query.device)
         non_pad = blocks.keys(non_pad[:, None, :, None])[..., 0]
-        allowed = unmask_empty_rows(near & non_pad[:, :, None])
-        far = None
+        allowed = unmask_empty_rows(in_window & non_pad[:, :, None])
+        key_distances = None
         if attention.position.in_scores:
-            far = block_distances(len(query), queries[None], keys[None])
-        kv_blocks = (blocks.keys(part) for part in kv)
-        return blocks.merge(attention(blocks.queries(query), *kv_blocks, allowed, far))
+            key_distances = block_distances(len(query), queries[None], keys[None])
+        kv_blocks = (blocks.keys(tensor) for tensor in kv)
+        return blocks.merge(attention(blocks.queries(query), *kv_blocks, allowed, key_distances))
 
     def spans(self, mask: AttentionMask, batch: int, length: int, device: torch.device) -> Spans:
         """The window of each position, cut to the tokens of its text."""
         position = torch.arange(length, dtype=torch.int32, device=device)
-        near = position + self.edges[int(mask.causal), :, None, None]
+        edges = position + self.edges[int(mask.causal), :, None, None]
         if mask.non_pad is None:
-            return Spans(*near.clamp(0, length).expand(-1, batch, -1).contiguous())
+            return Spans(*edges.clamp(0, length).expand(-1, batch, -1).contiguous())
         non_pad = mask.non_pad.int()
         start = non_pad.argmax(1, keepdim=True).int()  # padding is before the tokens, or after them
         end = start + non_pad.sum(1, keepdim=True, dtype=torch.int32)
-        return Spans(*near.clamp(start, end))
+        return Spans(*edges.clamp(start, end))
 
 
 class Blocks:
@@ -190,16 +190,16 @@ class Blocks:
     def __init__(self, length: int, size: int, before: int, after: int) -> None:
         self.length, self.size, self.before, self.after = length, size, before, after
         self.count = -(-length // size)
-        self.missing = self.count * size - length
+        self.padding = self.count * size - length
 
     def queries(self, x: Float[Tensor, "B h T dx"]) -> Float[Tensor, "Bn h size dx"]:
-        padded = F.pad(x, (0, 0, 0, self.missing))
+        padded = F.pad(x, (0, 0, 0, self.padding))
         blocks = padded.view(*x.shape[:2], self.count, self.size, x.shape[3])
         return blocks.transpose(1, 2).flatten(0, 1)
 
     def keys(self, x: Tensor) -> Tensor:
         """[B, h, T, d] to [B n, h, before + size + after, d], with zeros beyond both ends."""
-        padded = F.pad(x, (0, 0, self.before, self.missing + self.after))
+        padded = F.pad(x, (0, 0, self.before, self.padding + self.after))
         wide = self.before + self.size + self.after
         return padded.unfold(2, wide, self.size).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
@@ -214,8 +214,8 @@ class Blocks:
     def merge(self, x: Float[Tensor, "Bn h size dx"]) -> Float[Tensor, "B h T dx"]:
         """The inverse of ``queries``."""
         blocks = x.view(-1, self.count, *x.shape[1:])
-        whole = blocks.transpose(1, 2).flatten(2, 3)
-        return whole[:, :, : self.length]
+        sequence = blocks.transpose(1, 2).flatten(2, 3)
+        return sequence[:, :, : self.length]
 
 
 def block_distances(
@@ -269,7 +269,7 @@ class Linformer(FullAttention):
                 "(model.max_length); shorten it, or train with attention.encoder: window or bigbird"
             )
         if non_pad is not None:
-            kv = KeyValue(*(part * non_pad[:, None, :, None] for part in kv))
+            kv = KeyValue(*(tensor * non_pad[:, None, :, None] for tensor in kv))
         return KeyValue(self.keys[:, :length] @ kv.key, self.values[:, :length] @ kv.value)
 
     def allowed(
@@ -315,10 +315,10 @@ class BigBird(FullAttention):
         count = -(-non_pad.shape[1] // self.size)
         text_blocks = -(-non_pad.sum(1) // self.size)  # blocks of each text, without its padding
         block = torch.arange(count, device=device)[:, None]
-        first = torch.arange(self.global_blocks, device=device).expand(count, -1)
+        global_blocks = torch.arange(self.global_blocks, device=device).expand(count, -1)
         neighbours = block + torch.arange(-1, 2, device=device)
         random = random_integers(block, torch.arange(self.random_blocks, device=device))
-        fixed = torch.cat([first, neighbours], -1).expand(len(non_pad), -1, -1)
+        fixed = torch.cat([global_blocks, neighbours], -1).expand(len(non_pad), -1, -1)
         visible = torch.cat([fixed, random % text_blocks[:, None, None]], -1)
         repeated = (visible[..., None] == visible[..., None, :]).tril(-1).any(-1)
         return visible.masked_fill(repeated | (visible < 0) | (visible >= count), -1)
@@ -343,13 +343,17 @@ class BigBird(FullAttention):
         assert not mask.causal, "global blocks attend to later positions"
         length = query.shape[2]
         non_pad = non_pad_or_ones(mask, len(query), length, query.device)
-        first = min(self.global_blocks * self.size, length)
-        parts = []
-        if first > 0:
-            parts.append(self.global_attention(attention, query[:, :, :first], kv, non_pad))
-        if first < length:
-            parts.append(self.block_attention(attention, query[:, :, first:], kv, non_pad))
-        return torch.cat(parts, dim=2)
+        global_length = min(self.global_blocks * self.size, length)
+        outputs = []
+        if global_length > 0:
+            outputs.append(
+                self.global_attention(attention, query[:, :, :global_length], kv, non_pad)
+            )
+        if global_length < length:
+            outputs.append(
+                self.block_attention(attention, query[:, :, global_length:], kv, non_pad)
+            )
+        return torch.cat(outputs, dim=2)
 
     def global_attention(
         self,
@@ -359,11 +363,11 @@ class BigBird(FullAttention):
         non_pad: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B h Q dv"]:
         """The queries of the global blocks, the first of the text, attend to all keys."""
-        far = None
+        key_distances = None
         if attention.position.in_scores:
             position = torch.arange(non_pad.shape[1], device=query.device)[None, None]
-            far = block_distances(len(query), position[:, :, : query.shape[2]], position)
-        return cast(Tensor, attention(query, *kv, non_pad[:, None, None], far))
+            key_distances = block_distances(len(query), position[:, :, : query.shape[2]], position)
+        return cast(Tensor, attention(query, *kv, non_pad[:, None, None], key_distances))
 
     def block_attention(
         self,
@@ -375,18 +379,20 @@ class BigBird(FullAttention):
         """The queries of all other blocks, the last of the text, attend to copies of their visible blocks."""
         blocks = Blocks(query.shape[2], self.size, 0, 0)
         visible = self.visible_blocks(non_pad)[:, -blocks.count :]
-        used = (visible >= 0).repeat_interleave(self.size, -1).flatten(0, 1)
-        allowed = self.gather_blocks(non_pad[:, None, :, None], visible)[..., 0] & used[:, None]
-        far = None
+        is_visible = (visible >= 0).repeat_interleave(self.size, -1).flatten(0, 1)
+        allowed = (
+            self.gather_blocks(non_pad[:, None, :, None], visible)[..., 0] & is_visible[:, None]
+        )
+        key_distances = None
         if attention.position.in_scores:
             queries, _ = blocks.positions(query.device)
             offsets = torch.arange(self.size, device=query.device)
             positions = (visible[..., None] * self.size + offsets).flatten(2)
-            first = non_pad.shape[1] - query.shape[2]
-            far = block_distances(len(query), queries[None] + first, positions)
-        keys, values = (self.gather_blocks(part, visible) for part in kv)
+            start = non_pad.shape[1] - query.shape[2]
+            key_distances = block_distances(len(query), queries[None] + start, positions)
+        keys, values = (self.gather_blocks(tensor, visible) for tensor in kv)
         allowed = unmask_empty_rows(allowed[:, :, None])
-        return blocks.merge(attention(blocks.queries(query), keys, values, allowed, far))
+        return blocks.merge(attention(blocks.queries(query), keys, values, allowed, key_distances))
 
     def gather_blocks(
         self, x: Shaped[Tensor, "B h T dx"], visible: Int[Tensor, "B n slots"]

@@ -67,8 +67,8 @@ def _probe(path: str) -> bool:
 def without_torch_function() -> AbstractContextManager[None]:
     """A context in which torch does not check whether arguments override its functions.
 
-    A packed int8 weight answers this check with an exception, thrown and caught inside torch: 8 microseconds, more
-    than many a product. Fallback: the check stays.
+    A packed int8 weight answers this check with an exception, thrown and caught inside torch. That takes 8
+    microseconds, longer than many matrix products. Fallback: the check stays.
     """
     disable = _find("_C.DisableTorchFunctionSubclass")
     context: AbstractContextManager[None] = nullcontext() if disable is None else disable()
@@ -142,9 +142,9 @@ def pack_int8_linear(
     weight: Int8[Tensor, "m n"], scale: Float[Tensor, " m"], bias: Bias, relu: bool
 ) -> Int8Kernels:
     """FBGEMM's kernels for a weight of int8 with one scale per output. Fallback: ``PlainInt8``."""
-    needed = [f"ops.quantized.{name}" for name in ("linear_prepack", *FBGEMM.names(relu))]
-    kind = PlainInt8 if any(_find(name) is None for name in needed) else FBGEMM
-    return kind(weight, scale, bias, relu)
+    kernels = [f"ops.quantized.{name}" for name in ("linear_prepack", *FBGEMM.names(relu))]
+    kernel_class = PlainInt8 if any(_find(name) is None for name in kernels) else FBGEMM
+    return kernel_class(weight, scale, bias, relu)
 
 
 class FBGEMM:
@@ -215,14 +215,15 @@ class PlainInt8:
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module and its parts that its state dict contains, by name.
+    """The buffers of a module and its submodules that its state dict contains, by name.
 
     ``state_dict`` itself would shard the weights again that FSDP has gathered.
     """
     buffers = dict(module.named_buffers())
-    parts = dict(module.named_modules())
+    modules = dict(module.named_modules())
     excluded = {
-        name: getattr(part, "_non_persistent_buffers_set", None) for name, part in parts.items()
+        name: getattr(submodule, "_non_persistent_buffers_set", None)
+        for name, submodule in modules.items()
     }
     if None in excluded.values():
         saved = module.state_dict().keys()

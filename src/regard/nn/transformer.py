@@ -162,8 +162,8 @@ class Decoder(nn.Module):
         """Like ``decode``, for packed rows, which hold many sentences."""
         x = self.position(self.embedding(target), -packing.target.start)
         mask = AttentionMask(spans=causal_spans(packing.target))
-        cross = Spans(*packing.source_of_target, *packing.target_of_source)
-        state = replace(self.start(encoder_output), cross_mask=AttentionMask(spans=cross))
+        cross_spans = Spans(*packing.source_of_target, *packing.target_of_source)
+        state = replace(self.start(encoder_output), cross_mask=AttentionMask(spans=cross_spans))
         return self.run_layers(x, mask, state, target != PAD)
 
     def run_layers(

@@ -112,11 +112,11 @@ class DecodingConfig(Section):
         """The options that an autoregressive model does not read because of other options, and what each needs."""
         searching, sampling = self.options_read_by("search"), self.options_read_by("sampling")
         if self.is_sampling:
-            needs = "search, not to sampling (decoding.temperature, decoding.mbr)"
-            unused = dict.fromkeys(sorted(searching - sampling), needs)
+            requirement = "search, not to sampling (decoding.temperature, decoding.mbr)"
+            unused = dict.fromkeys(sorted(searching - sampling), requirement)
         else:
-            needs = "decoding.temperature or decoding.mbr"
-            unused = dict.fromkeys(sorted(sampling - searching), needs)
+            requirement = "decoding.temperature or decoding.mbr"
+            unused = dict.fromkeys(sorted(sampling - searching), requirement)
         if self.beam_groups == 1:
             unused.setdefault("diversity_penalty", "decoding.beam_groups above 1")
         else:
@@ -126,13 +126,13 @@ class DecodingConfig(Section):
     @classmethod
     def options_read_by(cls, *methods: DecodingMethod) -> set[str]:
         """The options that at least one of these methods reads."""
-        found = set()
+        options = set()
         for name, field in cls.model_fields.items():
             marks = [mark for mark in field.metadata if isinstance(mark, ReadBy)]
             read_by = marks[0].methods if marks else ("search", "sampling")
             if not {*read_by}.isdisjoint(methods):
-                found.add(name)
-        return found
+                options.add(name)
+        return options
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -152,14 +152,14 @@ class DecodingConfig(Section):
             "coverage_penalty": self.coverage_penalty > 0,
             "protect": bool(self.protect),
         }
-        used = [name for name, on in beam_only.items() if on]
-        if self.mbr and used:
+        enabled = [name for name, is_on in beam_only.items() if is_on]
+        if self.mbr and enabled:
             raise ValueError(
-                f"mbr draws samples, so it cannot be combined with {' and '.join(used)}"
+                f"mbr draws samples, so it cannot be combined with {' and '.join(enabled)}"
             )
-        if self.temperature and used:
+        if self.temperature and enabled:
             raise ValueError(
-                f"temperature turns on sampling, so it cannot be combined with {' and '.join(used)}"
+                f"temperature turns on sampling, so it cannot be combined with {' and '.join(enabled)}"
             )
         if self.protect and self.beam_groups > 1:
             raise ValueError("protect cannot be combined with beam_groups")

@@ -74,7 +74,7 @@ RENAMED_KEYS |= {
     for old, new in RENAMED_KEYS.items()
     if old.startswith("search.")
 }
-"""Keys of earlier versions and their present names."""
+"""Keys of earlier versions and their current names."""
 RENAMED_VALUES: dict[str, dict[str, str]] = {
     "task": {
         "translate": "translation",
@@ -100,7 +100,7 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
     "training.schedule": {"paper": "noam"},
     "decoding.length_normalization": {"paper": "gnmt"},
 }
-"""Values of earlier versions and their present names."""
+"""Values of earlier versions and their current names."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -165,8 +165,8 @@ def _check_limits(text: str) -> None:
 def bundled_recipes() -> dict[str, Path]:
     """The recipes that come with Regard by name, from the installed package or from the repository."""
     package = Path(__file__).parents[1]
-    inside, beside = package / "recipes", package.parents[1] / "recipes"
-    folder = inside if inside.is_dir() else beside
+    installed, in_repository = package / "recipes", package.parents[1] / "recipes"
+    folder = installed if installed.is_dir() else in_repository
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -233,7 +233,7 @@ def make_recipe(
     for change in changes:
         location = _apply(values, change)
         changed.append(location)
-        lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
+        lines = {key: line for key, line in lines.items() if key[: len(location)] != location}
     _inherit(values)
     problems: list[tuple[bool, str]] = []
     reported: set[tuple[str | int, ...]] = set()
@@ -243,12 +243,16 @@ def make_recipe(
             break
         except ValidationError as error:
             # A key is not missing if it was removed because of a problem that is already reported.
-            found = [one for one in _causes(error.errors()) if one["loc"] not in reported]
-            problems += [(_is_changed(one, changed), _explain(one, lines)) for one in found]
-            reported |= {one["loc"] for one in found}
+            errors = [
+                details for details in _causes(error.errors()) if details["loc"] not in reported
+            ]
+            problems += [
+                (_is_changed(details, changed), _explain(details, lines)) for details in errors
+            ]
+            reported |= {details["loc"] for details in errors}
             # Remove the wrong values and validate again, to find the remaining problems.
-            removed = [_remove(values, details) for details in found]
-            if not found or not all(removed):
+            removed = [_remove(values, details) for details in errors]
+            if not errors or not all(removed):
                 break
     if not problems:
         return recipe
@@ -256,10 +260,10 @@ def make_recipe(
         where = "--set"
     if len(problems) == 1:
         raise RegardError(f"{where}: {problems[0][1]}")
-    shown = [text for _, text in problems[:SHOWN_PROBLEMS]]
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown):,} more")
-    listing = "".join(f"\n  {problem}" for problem in shown)
+    messages = [text for _, text in problems[:SHOWN_PROBLEMS]]
+    if len(problems) > len(messages):
+        messages.append(f"and {len(problems) - len(messages):,} more")
+    listing = "".join(f"\n  {problem}" for problem in messages)
     raise RegardError(f"{where}: {len(problems)} problems:{listing}")
 
 
@@ -286,38 +290,41 @@ def _inherit(values: dict[str, Any]) -> None:
         return
     if all(_is_complete(values.get(name), section) for name, section in sections.items()):
         return
-    theirs = load_recipe(path)
+    base_recipe = load_recipe(path)
     task = values.get("task", "translation")
     choice = find_registry("task").choices.get(task) if isinstance(task, str) else None
     for name in sections:
-        given = {} if values.get(name) is None else values[name]
-        if choice is None or not isinstance(given, Mapping):
+        section_values = {} if values.get(name) is None else values[name]
+        if choice is None or not isinstance(section_values, Mapping):
             return  # validation reports it
         ignored = {key.partition(".")[2] for key in choice.ignores if key.startswith(f"{name}.")}
         if choice.value.has_labels:
             ignored |= NOT_FOR_LABELS[name]
-        values[name] = _merged(getattr(theirs, name).model_dump(), given, ignored)
+        values[name] = _merged(getattr(base_recipe, name).model_dump(), section_values, ignored)
 
 
-def _is_complete(given: Any, section: type[Section]) -> bool:
+def _is_complete(values: Any, section: type[Section]) -> bool:
     """Whether a section has all keys, as in the recipe of a run."""
-    return isinstance(given, Mapping) and given.keys() >= section.model_fields.keys()
+    return isinstance(values, Mapping) and values.keys() >= section.model_fields.keys()
 
 
-def _merged(theirs: dict[str, Any], given: Mapping[str, Any], ignored: set[str]) -> dict[str, Any]:
-    """A section of another run with the given keys changed; keys that follow from given ones are left to them."""
-    if given.get("preset", theirs.get("preset")) != theirs.get("preset"):
-        return dict(given)  # another model; it is compared with the run later
-    if "dropout" in given:
+def _merged(base: dict[str, Any], changes: Mapping[str, Any], ignored: set[str]) -> dict[str, Any]:
+    """The section of another run, with the changes of the recipe.
+
+    Ignored keys are left out, and so are keys whose defaults depend on a changed key.
+    """
+    if changes.get("preset", base.get("preset")) != base.get("preset"):
+        return dict(changes)  # another model; it is compared with the run later
+    if "dropout" in changes:
         ignored = ignored | {"attention_dropout", "activation_dropout"}
-    merged = dict(given)
-    for key, inner in theirs.items():
-        if key not in given and key not in ignored:
-            merged[key] = inner
-        if isinstance(inner, dict) and isinstance(merged.get(key), Mapping):
+    merged = dict(changes)
+    for key, base_value in base.items():
+        if key not in changes and key not in ignored:
+            merged[key] = base_value
+        if isinstance(base_value, dict) and isinstance(merged.get(key), Mapping):
             hidden = {name.removeprefix(f"{key}.") for name in ignored}
-            rest = {name: value for name, value in inner.items() if name not in hidden}
-            merged[key] = {**rest, **given.get(key, {})}
+            inherited = {name: value for name, value in base_value.items() if name not in hidden}
+            merged[key] = {**inherited, **changes.get(key, {})}
     return merged
 
 
@@ -326,8 +333,8 @@ def override_decoding(decoding: DecodingConfig, changes: Mapping[str, Any]) -> D
     try:
         return DecodingConfig.model_validate({**decoding.model_dump(), **changes})
     except ValidationError as error:
-        found = [{**one, "loc": ("decoding", *one["loc"])} for one in error.errors()]
-        raise RegardError("; ".join(_explain(one, {}) for one in found)) from None  # type: ignore[arg-type]
+        errors = [{**details, "loc": ("decoding", *details["loc"])} for details in error.errors()]
+        raise RegardError("; ".join(_explain(details, {}) for details in errors)) from None  # type: ignore[arg-type]
 
 
 def decoding_overrides(changes: Sequence[str]) -> dict[str, Any]:
@@ -344,11 +351,11 @@ def decoding_overrides(changes: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _causes(found: list[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors without those that follow from others."""
-    causes = [details for details in found if details["loc"][-1:] not in DERIVED_KEYS]
-    fractions = [details for details in found if _is_fraction(details)]
-    return causes + fractions[:1] or found
+def _causes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those that are caused by another error."""
+    causes = [details for details in errors if details["loc"][-1:] not in DERIVED_KEYS]
+    fractions = [details for details in errors if _is_fraction(details)]
+    return causes + fractions[:1] or errors
 
 
 def _is_fraction(details: ErrorDetails) -> bool:
@@ -385,43 +392,43 @@ def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
         raise RegardError(f"--set {_shorten(change)}: {error}") from None
     section = values
     for name in location[:-1]:
-        inner = section.get(name)
-        section[name] = inner = dict(inner) if isinstance(inner, dict) else {}
-        section = inner
+        subsection = section.get(name)
+        section[name] = subsection = dict(subsection) if isinstance(subsection, dict) else {}
+        section = subsection
     section[location[-1]] = value
     return location
 
 
 def _is_changed(details: ErrorDetails, changed: Sequence[tuple[str, ...]]) -> bool:
-    """Whether ``--set`` has given the wrong value."""
-    location = tuple(str(part) for part in details["loc"])
-    return any(location[: len(one)] == one for one in changed)
+    """Whether the wrong value comes from ``--set``."""
+    location = tuple(str(name) for name in details["loc"])
+    return any(location[: len(prefix)] == prefix for prefix in changed)
 
 
 class _DuplicateKeyError(Exception):
     """A key that occurs twice. YAML would silently use the last one."""
 
 
-def _lines(node: yaml.Node | None, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+def _lines(node: yaml.Node | None, parent: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
     """The line number of each key."""
-    found: dict[tuple[str, ...], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            location, line = (*at, str(key.value)), key.start_mark.line + 1
-            if location in found:
+            location, line = (*parent, str(key.value)), key.start_mark.line + 1
+            if location in lines:
                 raise _DuplicateKeyError(
-                    f"{'.'.join(location)} is on line {found[location]} and again on line {line}"
+                    f"{'.'.join(location)} is on line {lines[location]} and again on line {line}"
                 )
-            found[location] = line
-            found |= _lines(value, location)
-    return found
+            lines[location] = line
+            lines |= _lines(value, location)
+    return lines
 
 
 def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str:
     """One problem as a line of text: line number, key, what is wrong, what is allowed."""
-    location = tuple(str(part) for part in details["loc"])
+    location = tuple(str(name) for name in details["loc"])
     # An element of a list is on the line of its list.
-    named = tuple(str(part) for part in details["loc"] if isinstance(part, str))
+    named = tuple(str(name) for name in details["loc"] if isinstance(name, str))
     line = lines.get(named[:-1] if _is_fraction(details) else named)
     start = f"line {line}: " if line else ""
     key = _shorten(".".join(location))
@@ -458,7 +465,7 @@ PLAIN_MESSAGES = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
 }
-"""What to write instead of pydantic's message, by its type of error, where that names a Python type or its parser."""
+"""Messages by pydantic's error type. They replace messages that name a Python type or pydantic's parser."""
 SHOWN_CHARACTERS = 80
 
 
@@ -481,8 +488,8 @@ def _shorten(text: str, length: int = SHOWN_CHARACTERS) -> str:
 
 def _renamed(key: str, value: object) -> str:
     """The new name of a key and, for a section, of the keys in it."""
-    inner = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else []
-    renamed = {old: RENAMED_KEYS[old] for old in inner if old in RENAMED_KEYS}
+    old_keys = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else []
+    renamed = {old: RENAMED_KEYS[old] for old in old_keys if old in RENAMED_KEYS}
     names = [f"{key} was renamed to {RENAMED_KEYS[key]}"]
     return ", ".join([*names, *(f"{old} to {new}" for old, new in renamed.items())])
 
@@ -493,19 +500,19 @@ def _keys(location: tuple[str, ...]) -> Sequence[str]:
     for name in location:
         annotation = section.model_fields[name].annotation
         section = next(
-            part
-            for part in (annotation, *get_args(annotation))
-            if isinstance(part, type) and issubclass(part, Section)
+            candidate
+            for candidate in (annotation, *get_args(annotation))
+            if isinstance(candidate, type) and issubclass(candidate, Section)
         )
     return list(section.model_fields)
 
 
 def parse_choice(names: Iterable[Name], value: str, option: str) -> Name:
     """The given name, if it is one of the allowed names of a command-line option."""
-    known = {str(name): name for name in names}
-    if value not in known:
-        raise RegardError(f"{option} {value}: unknown name{suggest(value, known)}")
-    return known[value]
+    names_by_text = {str(name): name for name in names}
+    if value not in names_by_text:
+        raise RegardError(f"{option} {value}: unknown name{suggest(value, names_by_text)}")
+    return names_by_text[value]
 
 
 def suggest(word: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:

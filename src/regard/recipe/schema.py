@@ -104,8 +104,8 @@ class DataFiles(Section):
         """The tags prepended to the sources of each file."""
         count = len(self.source or self.pairs or self.conllu or self.text or ())
         languages = [language_tag(code) for code in self.to or ()]
-        each = [_for_each(languages, count), _for_each(self.tag or (), count)]
-        return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
+        tag_lists = [_for_each(languages, count), _for_each(self.tag or (), count)]
+        return [tuple(tag for tag in tags if tag) for tags in zip(*tag_lists, strict=True)]
 
     @property
     def mixed(self) -> bool:
@@ -116,12 +116,12 @@ class DataFiles(Section):
     def single_files(self) -> list[Self]:
         """The same files, each as a split of its own."""
         keys = ("source", "target", "pairs", "parses", "to", "tag")
-        given = {key: getattr(self, key) for key in keys if getattr(self, key)}
-        alone = {"weights": None, "temperature": None}
+        fields = {key: getattr(self, key) for key in keys if getattr(self, key)}
+        unmixed = {"weights": None, "temperature": None}
         return [
             self.model_copy(
-                update={key: (values[number % len(values)],) for key, values in given.items()}
-                | alone
+                update={key: (values[number % len(values)],) for key, values in fields.items()}
+                | unmixed
             )
             for number in range(len(self.source or self.pairs or ()))
         ]
@@ -139,8 +139,8 @@ class DataFiles(Section):
     def _check(self) -> Self:
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target must be given together")
-        kinds = [self.source, self.pairs, self.conllu, self.text]
-        if sum(kind is not None for kind in kinds) != 1:
+        file_lists = [self.source, self.pairs, self.conllu, self.text]
+        if sum(files is not None for files in file_lists) != 1:
             raise ValueError("expected one of: source and target, pairs, conllu, text")
         if self.source and self.target and len(self.source) != len(self.target):
             raise ValueError(
@@ -165,19 +165,19 @@ class DataFiles(Section):
             )
         if self.temperature and len(sources) < 2:
             raise ValueError("temperature needs several files of source and target, or of pairs")
-        for name, given in (("to", self.to), ("tag", self.tag)):
-            if given and not sources:
+        for name, values in (("to", self.to), ("tag", self.tag)):
+            if values and not sources:
                 raise ValueError(f"{name} needs source and target, or pairs")
-            if given and len(given) not in (1, len(sources)):
+            if values and len(values) not in (1, len(sources)):
                 raise ValueError(
-                    f"{name} has {len(given)} values for {len(sources)} file(s): expected one, or one per file"
+                    f"{name} has {len(values)} values for {len(sources)} file(s): expected one, or one per file"
                 )
         return self
 
 
-def _for_each(given: Sequence[str | None], count: int) -> list[str | None]:
+def _for_each(values: Sequence[str | None], count: int) -> list[str | None]:
     """One value for each of ``count`` files: none, one for all, or one for each."""
-    return list(given) if len(given) == count else [*given, None][:1] * count
+    return list(values) if len(values) == count else [*values, None][:1] * count
 
 
 class CleaningConfig(Section):
@@ -223,15 +223,15 @@ class DataConfig(Section):
 
     @property
     def splits(self) -> dict[str, DataFiles]:
-        """The given ones of train, valid and test."""
+        """The splits among train, valid and test that the recipe has."""
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
         return {name: files for name, files in splits.items() if files is not None}
 
     @property
     def tags(self) -> list[str]:
         """All tags that are prepended to training sources."""
-        others = map(language_tag, self.other_targets)
-        return sorted({tag for tags in self.train.tags for tag in tags} | {*others})
+        other_tags = map(language_tag, self.other_targets)
+        return sorted({tag for tags in self.train.tags for tag in tags} | {*other_tags})
 
     @property
     def targets(self) -> list[str]:
@@ -264,8 +264,8 @@ class DataConfig(Section):
         languages = (
             self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
         )
-        others = [(source, code) for code in self.other_targets]
-        return list(dict.fromkeys([*zip(codes, languages, strict=True), *others]))
+        other_pairs = [(source, code) for code in self.other_targets]
+        return list(dict.fromkeys([*zip(codes, languages, strict=True), *other_pairs]))
 
     def location(self, name: str) -> str:
         """The path or the URL of a file; a name is relative to ``root``, unless it is absolute or a URL."""
@@ -290,8 +290,8 @@ def _language(name: str) -> str | None:
     suffix = Path(
         name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xz")
     ).suffix.removeprefix(".")
-    known = re.fullmatch(r"(?!txt|tok|raw)[a-z]{2,3}(-[A-Za-z]{2,4})?", suffix)
-    return suffix if known else None
+    match = re.fullmatch(r"(?!txt|tok|raw)[a-z]{2,3}(-[A-Za-z]{2,4})?", suffix)
+    return suffix if match else None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -323,10 +323,12 @@ class TokenizerConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_equal_target_kind(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("target_kind") == given.get("kind", "unigram"):
-            return {**given, "target_kind": None}
-        return given
+    def _drop_equal_target_kind(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("target_kind") == values.get(
+            "kind", "unigram"
+        ):
+            return {**values, "target_kind": None}
+        return values
 
 
 # ---------------------------------------------------------------------------------------------
@@ -440,13 +442,13 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, given: Any) -> Any:
+    def _fill_defaults(cls, values: Any) -> Any:
         """Fill in what follows from the preset and from other keys."""
-        if not isinstance(given, Mapping):
-            return given
-        preset = given.get("preset", "base")
-        known = isinstance(preset, str) and preset in PRESETS
-        full = {**PRESETS[preset if known else "base"], **given}
+        if not isinstance(values, Mapping):
+            return values
+        preset = values.get("preset", "base")
+        is_known = isinstance(preset, str) and preset in PRESETS
+        full = {**PRESETS[preset if is_known else "base"], **values}
         if full.get("architecture") == "lstm":
             full.setdefault("position", "none")  # a recurrent network needs no positions
         d_model, heads = full["d_model"], full["heads"]
@@ -589,11 +591,11 @@ class TrainingConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("learning_rate") is None:
-            rate = 1.0 if given.get("schedule", "noam") == "noam" else 1e-3
-            return {**given, "learning_rate": rate}
-        return given
+    def _fill_defaults(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("learning_rate") is None:
+            rate = 1.0 if values.get("schedule", "noam") == "noam" else 1e-3
+            return {**values, "learning_rate": rate}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -631,15 +633,17 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, given: Any) -> Any:
+    def _fill_defaults(cls, values: Any) -> Any:
         """Fill in the defaults of the task, and values that one section needs from another."""
-        if not isinstance(given, Mapping):
-            return given
-        empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
-        full = empty | {name: {} if section is None else section for name, section in given.items()}
-        tasks, task = find_registry("task"), given.get("task", "translation")
-        known = isinstance(task, str) and task in tasks
-        for name, defaults in tasks[task].defaults.items() if known else ():
+        if not isinstance(values, Mapping):
+            return values
+        empty_sections: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
+        full = empty_sections | {
+            name: {} if section is None else section for name, section in values.items()
+        }
+        tasks, task = find_registry("task"), values.get("task", "translation")
+        is_known = isinstance(task, str) and task in tasks
+        for name, defaults in tasks[task].defaults.items() if is_known else ():
             section = full.get(name, {})
             if isinstance(section, Mapping):
                 full[name] = {**defaults, **section}

@@ -41,7 +41,7 @@ def registered(key: str) -> AfterValidator:
             return name
         allowed = allowed_names(key)
         if name not in allowed:
-            *most, last = [f"'{one}'" for one in allowed]
+            *most, last = [f"'{choice}'" for choice in allowed]
             expected = f"{', '.join(most)} or {last}" if most else last
             raise PydanticCustomError(
                 "choice", "Input should be {expected}", {"expected": expected}
@@ -83,7 +83,7 @@ def as_written(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_written, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {as_written(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {as_written(item)}" for key, item in value.items()) + "}"
     return str(value)
 
 
@@ -93,13 +93,13 @@ def as_written(value: object) -> str:
 
 def selected_choices(recipe: Recipe) -> list[tuple[str, Choice[Any]]]:
     """The registered choices that a recipe selects, each with its key."""
-    found = []
+    selected = []
     for key in LOCATIONS:
         value = attrgetter(key)(recipe)
         names = value if isinstance(value, tuple) else (value,)
         choices = find_registry(key).choices
-        found += [(key, choices[name]) for name in names]
-    return found
+        selected += [(key, choices[name]) for name in names]
+    return selected
 
 
 def model_choices(model: ModelConfig) -> Iterator[tuple[str, Choice[Any]]]:
@@ -116,7 +116,9 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
     """Options that differ from their default although nothing reads them."""
     defaults = _defaults(recipe)
     selected = selected_choices(recipe)
-    ignored = {option: f"{key}: {one.name}" for key, one in selected for option in one.ignores}
+    ignored = {
+        option: f"{key}: {choice.name}" for key, choice in selected for option in choice.ignores
+    }
     readers: dict[str, list[str]] = {}
     for key in LOCATIONS:
         site = key.rpartition(".")[2]
@@ -124,25 +126,25 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
             for option in choice.options if not choice.sites or site in choice.sites else ():
                 readers.setdefault(option, []).append(f"{key}: {choice.name}")
     # A choice reads its options only if its own key is in use.
-    used: set[str] = set()
+    active_options: set[str] = set()
     for _ in range(2):
-        used = {
+        active_options = {
             option
             for key, choice in selected
-            if key not in ignored and (key not in readers or key in used)
+            if key not in ignored and (key not in readers or key in active_options)
             for option in choice.options
         }
     for option in dict.fromkeys([*readers, *ignored]):
         value, default = attrgetter(option)(recipe), attrgetter(option)(defaults)
-        if option == "model.norm_order":  # defaults follow it
+        if option == "model.norm_order":  # other defaults depend on it
             default = type(recipe.model).model_fields["norm_order"].default
         if value == default:
             continue
         if option in ignored:
             yield f"{option}: {as_written(value)} has no effect with {ignored[option]}; remove it"
-        elif option not in used:
-            needed = " or ".join(dict.fromkeys(readers[option]))
-            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
+        elif option not in active_options:
+            requirement = " or ".join(dict.fromkeys(readers[option]))
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {requirement}"
     yield from _switched_off(recipe, defaults, {*ignored})
 
 
@@ -151,7 +153,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
     fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
-    needs = {
+    requirements = {
         "training.mix": fine_tuning,
         "training.freeze": fine_tuning,
         "training.extend_vocab": fine_tuning,
@@ -163,22 +165,27 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
         "training.teacher_weight": ("training.teacher", training.teacher is not None),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
-        **{f"decoding.{key}": (need, False) for key, need in decoding.unused_options.items()},
+        **{
+            f"decoding.{key}": (requirement, False)
+            for key, requirement in decoding.unused_options.items()
+        },
         "data.hold_out": ("a recipe without data.valid", data.valid is None),
         "evaluation.tokenize": ("the metrics bleu, bleu_lc and ter", tokenizes),
     }
-    for option, (needed, on) in needs.items():
+    for option, (requirement, is_met) in requirements.items():
         value = attrgetter(option)(recipe)
-        if not on and option not in ignored and value != attrgetter(option)(defaults):
-            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
+        if not is_met and option not in ignored and value != attrgetter(option)(defaults):
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {requirement}"
 
 
 def _defaults(recipe: Recipe) -> Recipe:
     """The recipe with the same choices and otherwise default values; it is not checked."""
     model = recipe.model
-    follow = ("preset", "architecture", "norm_order", "dropout")
-    given = {name: getattr(model, name) for name in follow}
-    plain = type(model).model_validate({**given, "tie_embeddings": recipe.tokenizer.shared})
+    determining_keys = ("preset", "architecture", "norm_order", "dropout")
+    determining_values = {name: getattr(model, name) for name in determining_keys}
+    default_model = type(model).model_validate(
+        {**determining_values, "tie_embeddings": recipe.tokenizer.shared}
+    )
     task = find_registry("task")[recipe.task].defaults
     training = type(recipe.training).model_validate(
         {"schedule": recipe.training.schedule, **task.get("training", {})}
@@ -186,7 +193,7 @@ def _defaults(recipe: Recipe) -> Recipe:
     data = type(recipe.data).model_validate({"train": recipe.data.train})
     return recipe.model_copy(
         update={
-            "model": plain,
+            "model": default_model,
             "training": training,
             "data": data,
             "tokenizer": type(recipe.tokenizer).model_validate(task.get("tokenizer", {})),
@@ -202,10 +209,10 @@ def _defaults(recipe: Recipe) -> Recipe:
 
 def _task(recipe: Recipe) -> Iterator[str]:
     task, architecture = find_registry("task")[recipe.task], recipe.model.architecture
-    wrong = [metric for metric in recipe.evaluation.metrics if metric not in task.metrics]
-    if wrong:
+    unsupported = [metric for metric in recipe.evaluation.metrics if metric not in task.metrics]
+    if unsupported:
         yield (
-            f"evaluation.metrics: {', '.join(wrong)} cannot be computed for task {recipe.task}; "
+            f"evaluation.metrics: {', '.join(unsupported)} cannot be computed for task {recipe.task}; "
             f"allowed: {', '.join(task.metrics)}"
         )
     if architecture not in task.architectures:
@@ -222,7 +229,7 @@ def _task(recipe: Recipe) -> Iterator[str]:
 
 
 def task_options(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """The options in use that not every task supports: as a task names them (``Task.supports``), and as written."""
+    """The options in use that not every task supports: the name in ``Task.supports``, and the option as written."""
     data, training = recipe.data, recipe.training
     for name, files in data.splits.items():
         for key in ("conllu", "to", "tag"):
@@ -243,11 +250,11 @@ def task_options(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if value:
             yield key, key if key == "training.augment" else f"{key}: {as_written(value)}"
-    for choice, on in (
+    for choice, is_set in (
         ("model.position: tree", recipe.model.position == "tree"),
         ("training.batching: packed", training.batching == "packed"),
     ):
-        if on:
+        if is_set:
             yield choice, choice
 
 
@@ -258,9 +265,9 @@ def _unsupported_by_task(recipe: Recipe) -> Iterator[str]:
     for key, written in task_options(recipe):
         if key not in task.supports and key not in ignored:
             *most, last = [name for name in tasks if key in tasks[name].supports]
-            needed = f"{', '.join(most)} or {last}" if most else last
+            supporting_tasks = f"{', '.join(most)} or {last}" if most else last
             reason = f", because {task.reasons[key]}" if key in task.reasons else ""
-            yield f"{written} needs task: {needed}, not {recipe.task}{reason}; remove it"
+            yield f"{written} needs task: {supporting_tasks}, not {recipe.task}{reason}; remove it"
 
 
 def _files(recipe: Recipe) -> Iterator[str]:
@@ -283,13 +290,13 @@ def _tags(recipe: Recipe) -> Iterator[str]:
         if keys and recipe.model.position == "tree":
             yield f"data.{name}.{keys[0]}: model.position: tree does not support tags; remove it"
         if data.targets and not files.to:
-            yield f"data.{name}.to is missing; allowed:  {', '.join(data.targets)}"
-        if taken := {f"<{tag}>" for tag in files.tag or ()} & {*SPECIAL_TOKENS.values()}:
-            yield f"data.{name}.tag: {min(taken)} is a special token of the vocabulary; choose another name"
+            yield f"data.{name}.to is missing; allowed: {', '.join(data.targets)}"
+        if reserved := {f"<{tag}>" for tag in files.tag or ()} & {*SPECIAL_TOKENS.values()}:
+            yield f"data.{name}.tag: {min(reserved)} is a special token of the vocabulary; choose another name"
         unknown = sorted({tag for tags in files.tags for tag in tags} - {*data.tags})
         if unknown:
-            known = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
-            yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known}"
+            known_tags = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
+            yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known_tags}"
 
 
 def _mixing(recipe: Recipe) -> Iterator[str]:
@@ -309,8 +316,8 @@ def _bidirectional(recipe: Recipe) -> Iterator[str]:
         return
     if not recipe.tokenizer.shared:
         yield f"{key} needs tokenizer.shared: true, because both languages are source and target"
-    for name, given in (("to", data.train.to), ("tag", data.train.tag)):
-        if given:
+    for name, values in (("to", data.train.to), ("tag", data.train.tag)):
+        if values:
             yield (
                 f"{key} swaps pairs without a tag, so it cannot be combined with data.train.{name}; to train both "
                 "directions with tags, list the files in both orders, each with its data.train.to"
@@ -321,15 +328,15 @@ def _bidirectional(recipe: Recipe) -> Iterator[str]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[str]:
-    kind, task = recipe.tokenizer.target_kind, find_registry("task")[recipe.task]
-    if kind and recipe.tokenizer.shared:
-        yield f"tokenizer.target_kind: {kind} needs tokenizer.shared: false"
-    if kind and task.has_labels:
+    target_kind, task = recipe.tokenizer.target_kind, find_registry("task")[recipe.task]
+    if target_kind and recipe.tokenizer.shared:
+        yield f"tokenizer.target_kind: {target_kind} needs tokenizer.shared: false"
+    if target_kind and task.has_labels:
         yield (
             f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; "
             "remove it"
         )
-    if kind == "marian":
+    if target_kind == "marian":
         yield "tokenizer.target_kind: marian comes with an imported model and applies to both sides; remove it"
     if recipe.model.tie_embeddings and not recipe.tokenizer.shared:
         yield "model.tie_embeddings: true needs tokenizer.shared: true"
@@ -398,9 +405,9 @@ def _schedule(recipe: Recipe) -> Iterator[str]:
     training = recipe.training
     reads_warmup = find_registry("training.schedule").choices[training.schedule].options
     if "training.warmup" in reads_warmup and training.warmup > training.steps:
-        fields, given = type(training).model_fields, training.model_fields_set
+        fields, fields_set = type(training).model_fields, training.model_fields_set
         # The recipe of a run has every key, so there the default is not known from a given value.
-        explicit = "warmup" in given and given != fields.keys()
+        explicit = "warmup" in fields_set and fields_set != fields.keys()
         if explicit or training.warmup != fields["warmup"].default:
             yield (
                 f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
@@ -446,7 +453,7 @@ def _context(recipe: Recipe) -> Iterator[str]:
     if not recipe.data.context:
         return
     if recipe.model.position == "tree" or recipe.model.architecture == "decoder_only":
-        yield f"data.context {recipe.data.context}: not with position: tree or architecture: decoder_only"
+        yield "data.context cannot be combined with model.position: tree or model.architecture: decoder_only"
 
 
 def _trees(recipe: Recipe) -> Iterator[str]:
@@ -479,7 +486,7 @@ def _attention(model: ModelConfig) -> Iterator[str]:
 
 def _batch_norm(recipe: Recipe) -> Iterator[str]:
     tokens, longest = recipe.batch_tokens, recipe.data.clean.max_tokens + 1
-    least = 2 * longest * (PACKED_CHUNKS if recipe.training.batching == "packed" else 1)
+    min_tokens = 2 * longest * (PACKED_CHUNKS if recipe.training.batching == "packed" else 1)
     if recipe.model.norm != "batch":
         return
     if recipe.training.tokens_per_batch == "auto":
@@ -487,18 +494,18 @@ def _batch_norm(recipe: Recipe) -> Iterator[str]:
             "training.tokens_per_batch: auto may split a batch, and model.norm: batch computes statistics of the "
             "whole batch; set a number, or norm: layer"
         )
-    elif tokens < least:
+    elif tokens < min_tokens:
         yield (
             f"model.norm: batch needs several texts per batch: training.tokens_per_batch {tokens} must be at "
-            f"least {least} for texts of {longest} tokens; or set norm: layer"
+            f"least {min_tokens} for texts of {longest} tokens; or set norm: layer"
         )
 
 
 def _architecture(model: ModelConfig) -> Iterator[str]:
-    kind = model.architecture
-    if kind == "lstm" and model.d_model % 2:
+    architecture = model.architecture
+    if architecture == "lstm" and model.d_model % 2:
         yield f"model.architecture: lstm is bidirectional and needs an even model.d_model, not {model.d_model}"
-    if kind == "convolution" and model.position in ("rotary", "relative"):
+    if architecture == "convolution" and model.position in ("rotary", "relative"):
         yield (
             f"model.position: {model.position} is part of self-attention, which architecture: convolution "
             "does not have; allowed: none, index, sinusoidal, learned"

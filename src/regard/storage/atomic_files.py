@@ -42,8 +42,8 @@ def check_distinct_files(files: Mapping[str, Path | None]) -> None:
     """
     roles: dict[Path, str] = {}
     for role, path in files.items():
-        if path and (other := roles.setdefault(path.resolve(), role)) != role:
-            raise RegardError(f"{role} {path}: same file as {other}; use two different files")
+        if path and (first_role := roles.setdefault(path.resolve(), role)) != role:
+            raise RegardError(f"{role} {path}: same file as {first_role}; use two different files")
 
 
 def check_writable(path: Path) -> None:
@@ -132,14 +132,14 @@ class NoChecksum(ValueError):  # noqa: N818
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header, with a checksum."""
     on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    full = {**metadata, CHECKSUM: tensors_checksum(on_cpu, metadata)}
+    stored_metadata = {**metadata, CHECKSUM: tensors_checksum(on_cpu, metadata)}
 
-    header = {METADATA_KEY: json.dumps(full, sort_keys=True)}
+    header = {METADATA_KEY: json.dumps(stored_metadata, sort_keys=True)}
     write_atomic(path, lambda temporary: save_tensors(temporary, on_cpu, header))
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file, without making a copy of the tensors; what goes wrong is an OSError."""
+    """Write a safetensors file without copying the tensors. All errors are raised as OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -223,9 +223,9 @@ def map_tensors(path: Path) -> tuple[dict[str, tuple[Shape, int]], dict[str, Any
     metadata = json.loads(header.pop("__metadata__")[METADATA_KEY])
     contents = []
     for name, entry in sorted(header.items()):
-        first, last = entry["data_offsets"]
-        content = view[begin + first : begin + last]
-        if len(content) != last - first:
+        start, stop = entry["data_offsets"]
+        content = view[begin + start : begin + stop]
+        if len(content) != stop - start:
             raise ValueError("it is truncated")
         contents.append((name, DTYPES[entry["dtype"]], list(entry["shape"]), content))
     if metadata.pop(CHECKSUM) != _checksum(metadata, contents):

@@ -71,8 +71,8 @@ class Shard:
         Both are multiples of ``chunk``, except at the end: the shards then have the same chunks as the whole.
         """
         chunks = -(-items // chunk)
-        first, last = (chunks * share // self.count for share in (self.number - 1, self.number))
-        return min(items, first * chunk), min(items, last * chunk)
+        start, stop = (chunks * share // self.count for share in (self.number - 1, self.number))
+        return min(items, start * chunk), min(items, stop * chunk)
 
     def path(self, path: Path) -> Path:
         """The file of the shard: ``out-00003-of-00008.txt`` for ``out.txt``."""
@@ -95,7 +95,7 @@ class ResumableOutput:
     """
 
     items = "lines"
-    """what the input items are, in error messages"""
+    """the name of the input items in error messages"""
 
     def __init__(
         self,
@@ -157,8 +157,10 @@ class ResumableOutput:
                 "use --overwrite to discard them"
             )
         if done and key != self.resume_key:
-            ours = self.resume_key or {}
-            changed = [name for name in {**key, **ours} if key.get(name) != ours.get(name)]
+            current_key = self.resume_key or {}
+            changed = [
+                name for name in {**key, **current_key} if key.get(name) != current_key.get(name)
+            ]
             raise RegardError(
                 f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} {self.items} are "
                 "done); use the same ones to resume, or --overwrite to start again"
@@ -214,9 +216,9 @@ class ResumableOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, error_type: object, *_: object) -> None:
         try:
-            if kind is None:
+            if error_type is None:
                 self.finish()
             elif self.resume_key is None or not self.done:  # nothing to resume
                 for path in (self.journal_file, *map(self._partial, self.files)):
@@ -226,7 +228,7 @@ class ResumableOutput:
 
     def close(self) -> None:
         for file in self._open:
-            with suppress(OSError):  # it was reported; what is left is not written again
+            with suppress(OSError):  # already reported; unwritten data are not written again
                 file.close()
 
 

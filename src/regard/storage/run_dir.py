@@ -66,19 +66,19 @@ class Selection(NamedTuple):
 
 
 def describe_fine_tuning(card: Mapping[str, Any]) -> list[str]:
-    """The section ``fine_tuning`` of a card: for each data set one line with the scores before and after."""
+    """The section ``fine_tuning`` of a card: one line per data set, with the scores before and after fine-tuning."""
     lines = []
     for name, scores in card["sets"].items():
-        before = {one["name"]: one["value"] for one in scores["before"]}
+        scores_before = {score["name"]: score["value"] for score in scores["before"]}
         texts = [
-            f"{one['name']} {before[one['name']]:.1f} before, {one['value']:.1f} after"
-            if one["name"] in before
-            else f"{one['name']} {one['value']:.1f} after"
-            for one in scores.get("after", ())
+            f"{score['name']} {scores_before[score['name']]:.1f} before, {score['value']:.1f} after"
+            if score["name"] in scores_before
+            else f"{score['name']} {score['value']:.1f} after"
+            for score in scores.get("after", ())
         ]
         if texts:
-            what = f"{name.capitalize()} data ({scores['set']}, {scores['pairs']:,} pairs)"
-            lines.append(f"{what}: {'; '.join(texts)}")
+            heading = f"{name.capitalize()} data ({scores['set']}, {scores['pairs']:,} pairs)"
+            lines.append(f"{heading}: {'; '.join(texts)}")
     return lines
 
 
@@ -112,22 +112,22 @@ class RunDir:
 
     def temporary_files(self) -> list[Path]:
         """Files that a killed training may leave behind."""
-        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
+        atomic_paths = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
         patterns = [
-            *(f".{path.name}{PARTIAL}" for path in written),
+            *(f".{path.name}{PARTIAL}" for path in atomic_paths),
             *(f".tokenizer*{PARTIAL}", f".log.jsonl{PARTIAL}", f"checkpoints/.*{PARTIAL}"),
             *(f"data/.*.json{PARTIAL}", f"data/.*.arrow{PARTIAL}"),
             "data/.*.arrow.*.unfinished",
             *("checkpoints/.seen-*", f"checkpoints/.*{PARTIAL}/*"),
         ]
-        found = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
-        return [path for path in found if not path.is_dir()]
+        paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+        return [path for path in paths if not path.is_dir()]
 
     def all_checkpoint_files(self) -> list[Path]:
-        """The files of all checkpoints; first those without which a checkpoint in parts is not one."""
+        """The files of all checkpoints; first the file that makes a checkpoint in parts complete."""
         patterns = (f"step-*/{CHECKPOINT_STATE}", "step-*/*.safetensors", "step-*.safetensors")
-        found = [path for name in patterns for path in sorted(self.checkpoints.glob(name))]
-        return [path for path in found if not path.is_dir()]
+        paths = [path for name in patterns for path in sorted(self.checkpoints.glob(name))]
+        return [path for path in paths if not path.is_dir()]
 
     def delete_files(self, paths: Iterable[Path]) -> None:
         """Delete files, and the folders of checkpoints that are empty then."""
@@ -140,9 +140,9 @@ class RunDir:
 
     @contextmanager
     def lock(self, seconds: float = 0.0) -> Iterator[bool]:
-        """Try to lock the folder; whether that succeeded. The lock is released when the process ends, however it ends.
+        """Try to lock the folder; yields whether it succeeded. The lock is released when the process ends in any way.
 
-        It is tried a few times, because ``is_locked`` also holds the lock for a moment, and for at least ``seconds``.
+        It retries for at least ``seconds``, and a few times in any case, because ``is_locked`` also locks it briefly.
         """
         deadline = time.monotonic() + max(seconds, LOCK_ATTEMPTS * LOCK_SECONDS)
         with self.lock_file.open("a") as file:
@@ -229,7 +229,9 @@ class RunDir:
         if not isinstance(card, dict):
             raise RegardError(f"{self.card_file}: damaged, not a card in JSON")
         files = card.get("files", {})
-        if not isinstance(files, dict) or not all(isinstance(one, str) for one in files.values()):
+        if not isinstance(files, dict) or not all(
+            isinstance(digest, str) for digest in files.values()
+        ):
             raise RegardError(f"{self.card_file}: damaged, its files are not names with hashes")
         return card
 
@@ -237,8 +239,8 @@ class RunDir:
         """Write card.json, with the hashes of all files of the bundle added."""
         self.check_owner()
         files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
-        full = {**card, "files": {path.name: sha256(path) for path in files}}
-        text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
+        card_with_hashes = {**card, "files": {path.name: sha256(path) for path in files}}
+        text = json.dumps(card_with_hashes, indent=2, ensure_ascii=False) + "\n"
         write_text(self.card_file, text)
 
     def log(self) -> list[dict[str, Any]]:
@@ -270,8 +272,8 @@ class RunDir:
         try:
             return [*lines, *self._describe_training(card)]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            missing = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
-            raise RegardError(f"{self.card_file}: incomplete card{missing}") from None
+            detail = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
+            raise RegardError(f"{self.card_file}: incomplete card{detail}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
         from regard.metrics.base import MetricResult
@@ -294,8 +296,8 @@ class RunDir:
             return []
         mixed = f", {card['mix']:.0%} of the pairs from its training data" if card["mix"] else ""
         frozen = f", frozen: {', '.join(card['freeze'])}" if card["freeze"] else ""
-        first = f"fine-tuned   from {card['from']}{mixed}{frozen}"
-        return [first, *(f"             {line}" for line in describe_fine_tuning(card))]
+        origin = f"fine-tuned   from {card['from']}{mixed}{frozen}"
+        return [origin, *(f"             {line}" for line in describe_fine_tuning(card))]
 
     # Test outputs
 
@@ -358,7 +360,7 @@ class RunDir:
         return self.read_weights()[0]
 
     def read_weights(self) -> tuple[dict[str, Tensor], Selection | None]:
-        """The same with their selection; None if these weights were not selected in training."""
+        """The weights, checked as in ``weights``, and their selection; None if they were not selected in training."""
         from safetensors import SafetensorError
 
         if not self.weights_file.is_file():

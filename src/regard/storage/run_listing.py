@@ -150,8 +150,8 @@ def _events(run: RunDir) -> list[dict[str, Any]]:
 def _parameters(run: RunDir, card: Mapping[str, Any], events: list[dict[str, Any]]) -> int | None:
     """The number of parameters: from the card, the log, or the weights of an imported model."""
     logged = [event.get("parameters") for event in events if event.get("event") == "start"]
-    known = [card.get("parameters"), *reversed(logged)]
-    for count in known:
+    counts = [card.get("parameters"), *reversed(logged)]
+    for count in counts:
         if isinstance(count, int):
             return count
     from safetensors import SafetensorError, safe_open
@@ -175,8 +175,10 @@ def _best_score(
             interval = "" if result.low is None else f" ({result.low:.1f}-{result.high:.1f})"
             return f"{result.name} {result.value:.1f}{interval}"
         metric = recipe.evaluation.metrics[0] if recipe else ""
-        best = [event for event in events if event.get("event") == "valid" and event.get("best")]
-        values = card.get("valid") or (best[-1] if best else {})
+        best_events = [
+            event for event in events if event.get("event") == "valid" and event.get("best")
+        ]
+        values = card.get("valid") or (best_events[-1] if best_events else {})
         for key in (metric, "loss"):
             if isinstance(values.get(key), int | float):
                 return f"validation {key} {values[key]:.{1 if key == metric else 2}f}"
@@ -210,41 +212,45 @@ class Prunable:
 
     @property
     def bytes(self) -> int:
-        return sum(self.bytes_of(kind) for kind in self.files)
+        return sum(self.bytes_of(category) for category in self.files)
 
-    def bytes_of(self, kind: str) -> int:
-        return sum(size for _, size in self.files[kind])
+    def bytes_of(self, category: str) -> int:
+        return sum(size for _, size in self.files[category])
 
     def to_json(self) -> dict[str, Any]:
-        kinds = {
-            kind.replace(" ", "_"): {"files": len(files), "bytes": self.bytes_of(kind)}
-            for kind, files in self.files.items()
+        categories = {
+            category.replace(" ", "_"): {"files": len(files), "bytes": self.bytes_of(category)}
+            for category, files in self.files.items()
         }
-        return {"run": str(self.run), "bytes": self.bytes, **kinds}
+        return {"run": str(self.run), "bytes": self.bytes, **categories}
 
 
 def prunable(summary: RunSummary) -> Prunable:
     """The files of a run that can be deleted.
 
-    Of a finished run: checkpoints, prepared data and temporary files. An interrupted run needs its checkpoints and
-    data to be resumed, so only its temporary files. Nothing of a run that is training or damaged. A file that is not
-    known to be one of these is never listed, nor a link or a file in a folder that is one.
+    Of a finished run: checkpoints, prepared data and temporary files. Of an interrupted run: only temporary files,
+    because it needs its checkpoints and data to be resumed. Of a run that is training or damaged: nothing. Other files,
+    links, and files in linked folders are never listed.
     """
     run = summary.run
-    kinds: dict[str, list[Path]] = {"checkpoints": [], "prepared data": [], "temporary files": []}
+    categories: dict[str, list[Path]] = {
+        "checkpoints": [],
+        "prepared data": [],
+        "temporary files": [],
+    }
     if summary.state == "finished":
-        kinds["checkpoints"] = run.all_checkpoint_files()
-        named = (run.metadata_file, run.train_sources_file)
-        kinds["prepared data"] = sorted(
-            [*run.data.glob("*.arrow"), *(path for path in named if path.exists())]
+        categories["checkpoints"] = run.all_checkpoint_files()
+        metadata_files = (run.metadata_file, run.train_sources_file)
+        categories["prepared data"] = sorted(
+            [*run.data.glob("*.arrow"), *(path for path in metadata_files if path.exists())]
         )
     if summary.state in ("finished", "interrupted"):
-        kinds["temporary files"] = run.temporary_files()
+        categories["temporary files"] = run.temporary_files()
     return Prunable(
         run,
         {
-            kind: [(path, path.lstat().st_size) for path in paths if _is_own_file(path, run)]
-            for kind, paths in kinds.items()
+            category: [(path, path.lstat().st_size) for path in paths if _is_own_file(path, run)]
+            for category, paths in categories.items()
         },
     )
 
@@ -253,18 +259,20 @@ def _is_own_file(path: Path, run: RunDir) -> bool:
     """Whether a path is a regular file in the run folder, not reached through a link."""
     folders = [path.parent, *path.parent.parents]
     inside = folders[: folders.index(run.folder)]
-    return path.is_file() and not any(one.is_symlink() for one in (path, *inside))
+    return path.is_file() and not any(entry.is_symlink() for entry in (path, *inside))
 
 
-def prune(found: Prunable) -> int:
+def prune(to_delete: Prunable) -> int:
     """Delete the files, unless a process has started to train there. Returns the number of bytes freed."""
-    with _locked(found.run):
+    with _locked(to_delete.run):
         # The metadata of prepared data first: without them, incomplete data are never used.
-        paths = [path for files in found.files.values() for path, _ in files]
-        found.run.delete_files(sorted(paths, key=lambda path: path != found.run.metadata_file))
-    if found.run.data.is_dir() and not any(found.run.data.iterdir()):
-        found.run.data.rmdir()
-    return found.bytes
+        paths = [path for files in to_delete.files.values() for path, _ in files]
+        to_delete.run.delete_files(
+            sorted(paths, key=lambda path: path != to_delete.run.metadata_file)
+        )
+    if to_delete.run.data.is_dir() and not any(to_delete.run.data.iterdir()):
+        to_delete.run.data.rmdir()
+    return to_delete.bytes
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class LabelEncoder(PairEncoder):
     ) -> Iterator[EncodedPair]:
         if clean is not None:  # a label is shorter than any text
             clean = clean.model_copy(update={"max_ratio": None})
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, seen=self.seen)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, seen_pairs=self.seen)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, super().encode(pairs, tokenizer), strict=True):

@@ -11,8 +11,8 @@ from regard.data.misalignment import (
     Lexicon,
     LikelihoodRatio,
     WordIds,
-    _best,
     _side_log_odds,
+    _strongest,
 )
 from regard.data.pairs import Pair
 from regard.data.quality import RuleSet, Unrelated, make_rules, survey
@@ -52,7 +52,7 @@ def test_the_best_translation_is_in_the_same_pair() -> None:
     sources = WordIds(np.array([0, 1, 1]), np.array([2, 0, 1]))
     targets = WordIds(np.array([0, 0, 1]), np.array([1, 0, 2]))
     rows = 2 * sources.ids
-    best = _best(table.ravel(), rows, sources.counts, targets.ids, targets.counts)
+    best = _strongest(table.ravel(), rows, sources.counts, targets.ids, targets.counts)
     assert best.tolist() == [51, 102, 204]
 
 

@@ -85,7 +85,9 @@ def test_context_is_refused_where_it_has_no_effect(finished_run: Path) -> None:
         model.translate(["a dog"], context=[["ein Hund"]])
     with pytest.raises(RegardError, match=r"data\.context: 1 needs task: translation, not"):
         _recipe({"task": "tagging", "data": {"train": {"conllu": "x"}, "context": 1}})
-    with pytest.raises(RegardError, match=r"data\.context 1: not with position: tree"):
+    with pytest.raises(
+        RegardError, match=r"data\.context cannot be combined with model\.position: tree"
+    ):
         _recipe(
             {
                 "data": {"train": {"pairs": "x"}, "context": 1},

@@ -244,7 +244,7 @@ def test_a_server_of_several_languages(run: Path) -> None:
         ({"train": {**TRAIN, "to": ["de", "fr"]}}, "to has 2 values for 3 file"),
         ({"train": {**TRAIN, "to": ["de", "fr", "e n"]}}, "data.train.to"),
         ({"train": {**TRAIN, "tag": "mask"}}, "<mask> is a special token of the vocabulary"),
-        ({"valid": {"pairs": "v.tsv"}}, "data.valid.to is missing; allowed:  de, fr, en"),
+        ({"valid": {"pairs": "v.tsv"}}, "data.valid.to is missing; allowed: de, fr, en"),
         ({"valid": {"pairs": "v.tsv", "to": "cs"}}, "<2cs> does not occur in data.train"),
         ({"train": {"text": "t", "to": "de"}}, "to needs source and target, or pairs"),
     ],

@@ -17,8 +17,8 @@ from regard.errors import RegardError
 from regard.recipe import Registry
 
 OnBadLine = Literal["error", "skip"]
-Two = tuple[str, str]
-"""names of columns, or codes of languages, of source and target"""
+NamePair = tuple[str, str]
+"""the names of the source and target columns, or the codes of the source and target languages"""
 
 
 class Skipped:
@@ -27,7 +27,7 @@ class Skipped:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
-        """the first one of each reason"""
+        """the first example of each reason"""
 
     def add(self, reason: str, example: str) -> None:
         self.counts[reason] += 1
@@ -49,15 +49,15 @@ HOW_TO_SKIP = "or skip such lines with --on-bad-line skip; in a recipe: on_bad_l
 class ReadOptions:
     """What the user said about files of pairs."""
 
-    columns: Two | None = None
+    columns: NamePair | None = None
     """names or numbers (from 1) of the columns of source and target, or their keys or languages"""
-    languages: Two | None = None
+    languages: NamePair | None = None
     on_bad_line: OnBadLine = "error"
     skipped: Skipped = field(default_factory=Skipped)
 
     @property
-    def wanted_languages(self) -> Two | None:
-        """The languages to read from a file that names languages instead of columns."""
+    def requested_languages(self) -> NamePair | None:
+        """The languages to read from a file that has languages instead of columns."""
         return self.columns or self.languages
 
 
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
     details: tuple[str, ...] = ()
     """what to tell the user, one line each"""
-    languages: Two | None = None
+    languages: NamePair | None = None
     key: str = ""
     """identifies a layout that is not the default of the format"""
 
@@ -90,11 +90,11 @@ class InputFormat(ABC):
         """How the file is read; looks only at its beginning."""
         return Layout()
 
-    def bad(self, place: str, problem: str) -> None:
+    def bad(self, location: str, problem: str) -> None:
         """Raise an error for a line that cannot be read, or count it if such lines are to be skipped."""
         if self.options.on_bad_line == "error":
-            raise RegardError(f"{place}: {problem} ({HOW_TO_SKIP})")
-        self.options.skipped.add(BAD_LINES, f"{place}: {problem}")
+            raise RegardError(f"{location}: {problem} ({HOW_TO_SKIP})")
+        self.options.skipped.add(BAD_LINES, f"{location}: {problem}")
 
     def lines(self, path: DataFile) -> Generator[tuple[int, str], None, None]:
         """The lines of a text file with their numbers, without bad ones."""
@@ -110,8 +110,10 @@ INPUT_FORMATS: Registry[type[InputFormat]] = Registry("data.train")
 
 def pair_suffixes() -> tuple[str, ...]:
     """The suffixes of files with both sides of a pair, which ``data.train.pairs`` can name."""
-    formats = (kind for kind in INPUT_FORMATS.values() if kind.keys == ("pairs",))
-    return tuple(suffix for kind in formats for suffix in kind.suffixes)
+    formats = (
+        format_class for format_class in INPUT_FORMATS.values() if format_class.keys == ("pairs",)
+    )
+    return tuple(suffix for format_class in formats for suffix in format_class.suffixes)
 
 
 def pair_format(path: DataFile, options: ReadOptions | None = None) -> InputFormat:
@@ -127,9 +129,9 @@ def pair_format(path: DataFile, options: ReadOptions | None = None) -> InputForm
 def suffix_format(path: DataFile) -> type[InputFormat] | None:
     """The format of a file of pairs by its suffix, if it is known."""
     name = uncompressed_name(path).lower()
-    for kind in INPUT_FORMATS.values():
-        if kind.keys == ("pairs",) and name.endswith(kind.suffixes):
-            return kind
+    for format_class in INPUT_FORMATS.values():
+        if format_class.keys == ("pairs",) and name.endswith(format_class.suffixes):
+            return format_class
     return None
 
 
@@ -138,9 +140,9 @@ def is_pattern(path: Path | RemoteFile) -> bool:
     return any(character in str(path) for character in "*?[") and not path.exists()
 
 
-def format_name(kind: InputFormat) -> str:
+def format_name(input_format: InputFormat) -> str:
     """The name under which a format is registered."""
-    return next(name for name, value in INPUT_FORMATS.items() if value is type(kind))
+    return next(name for name, value in INPUT_FORMATS.items() if value is type(input_format))
 
 
 def abbreviate(value: object) -> str:
@@ -157,7 +159,7 @@ def one_line(text: str) -> str:
     return re.sub(r"[ \t]*[\r\n]+[ \t\r\n]*", " ", text)
 
 
-def language_names(languages: Two) -> str:
+def language_names(languages: NamePair) -> str:
     return f"{languages[0]} to {languages[1]}"
 
 

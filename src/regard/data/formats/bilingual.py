@@ -2,7 +2,7 @@
 
 ``documents/localization_formats.py`` translates such files.
 
-All of them stream: TMX and XLIFF element by element (``read_elements``), PO files in parts of some messages, which
+All of them stream: TMX and XLIFF element by element (``read_elements``), PO files a few messages at a time, which
 translate-toolkit parses.
 """
 
@@ -21,8 +21,8 @@ from regard.data.formats.base import (
     INPUT_FORMATS,
     InputFormat,
     Layout,
+    NamePair,
     ReadOptions,
-    Two,
     how_to_choose_languages,
     language_names,
     one_line,
@@ -70,8 +70,8 @@ def read_elements(
         for chunk in read_chunks(path):
             empty = empty and not chunk
             reader.parser.Parse(chunk, False)
-            yield from reader.found
-            reader.found.clear()
+            yield from reader.elements
+            reader.elements.clear()
         if empty:
             raise RegardError(f"{path}: the file is empty")
         reader.parser.Parse(b"", True)
@@ -80,7 +80,7 @@ def read_elements(
         raise RegardError(f"{path}:{error.lineno}: not well-formed XML: {problem}") from None
     except (LookupError, ValueError) as error:  # of an encoding that is declared but not known
         raise RegardError(f"{path}: cannot be decoded: {error}") from None
-    yield from reader.found
+    yield from reader.elements
 
 
 class _ElementReader:
@@ -90,7 +90,7 @@ class _ElementReader:
         self, path: DataFile, root: str, units: Collection[str], containers: Collection[str]
     ) -> None:
         self.path, self.root, self.units, self.containers = path, root, units, containers
-        self.found: list[XmlElement] = []
+        self.elements: list[XmlElement] = []
         self.builder: TreeBuilder | None = None
         self.depth = self.unit_depth = self.unit_line = self.size = 0
         self.parser = parser = expat.ParserCreate()  # without namespaces
@@ -119,13 +119,13 @@ class _ElementReader:
             self.grow(ELEMENT_SIZE)
         elif tag in self.containers:
             element = Element(tag, attributes)
-            self.found.append(XmlElement(self.parser.CurrentLineNumber, element, False))
+            self.elements.append(XmlElement(self.parser.CurrentLineNumber, element, False))
 
     def end(self, name: str) -> None:
         if self.builder is not None:
             self.builder.end(name.rpartition(":")[2])
             if self.depth == self.unit_depth:
-                self.found.append(XmlElement(self.unit_line, self.builder.close(), True))
+                self.elements.append(XmlElement(self.unit_line, self.builder.close(), True))
                 self.builder = None
         self.depth -= 1
 
@@ -139,7 +139,7 @@ class _ElementReader:
         if self.size > MAX_SIZE:
             raise self.refuse(f"a unit with more than {MAX_SIZE:,} characters")
 
-    def entity(self, name: str, *more: object) -> None:
+    def entity(self, name: str, *details: object) -> None:
         raise self.refuse(
             f"declares the entity {name[:40]!r}; XML with entity declarations is refused"
         )
@@ -175,8 +175,8 @@ def _text_parts(element: Element) -> Iterator[str]:
 
 
 def _is_line_break(code: Element) -> bool:
-    kind = code.get("ctype") or code.get("subType") or code.get("type") or ""
-    return kind in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith("<br")
+    ctype = code.get("ctype") or code.get("subType") or code.get("type") or ""
+    return ctype in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith("<br")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ class TMX(InputFormat):
 
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
-        found = False
-        chosen = self.options.wanted_languages is not None
+        has_pairs = False
+        chosen = self.options.requested_languages is not None
         languages = self.languages(path)
         source, target = languages
         for unit in self.units(path):
@@ -212,8 +212,8 @@ class TMX(InputFormat):
                 [text for code, text in unit.texts if is_language(code, language)]
                 for language in languages
             )
-            others = len(unit.texts) - len(sources) - len(targets)
-            if others and not chosen:
+            other_count = len(unit.texts) - len(sources) - len(targets)
+            if other_count and not chosen:
                 raise RegardError(
                     f"{path}:{unit.line}: language {_other(unit, languages)} besides {source} and {target}; "
                     + how_to_choose_languages(source, target)
@@ -222,17 +222,17 @@ class TMX(InputFormat):
             if not pairs:
                 reason = f"translation units without both {source} and {target}"
                 self.options.skipped.add(reason, f"{path}:{unit.line}")
-            found = found or bool(pairs)
+            has_pairs = has_pairs or bool(pairs)
             yield from pairs
-        if not found:
+        if not has_pairs:
             raise RegardError(f"{path}: no pairs of {source} and {target}")
 
     def layout(self, *paths: DataFile) -> Layout:
         languages = self.languages(paths[0])
         return Layout((), languages, language_names(languages))
 
-    def languages(self, path: DataFile) -> Two:
-        """The languages of source and target: those that the user wants, or the only two."""
+    def languages(self, path: DataFile) -> NamePair:
+        """The languages of source and target: those that the user requests, or the only two."""
         quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
         with closing(quiet.units(path)) as units:
             sample = list(islice(units, self.sample))
@@ -242,34 +242,40 @@ class TMX(InputFormat):
                 codes.setdefault(normalized_code(code), code)
         if not codes:
             raise RegardError(f"{path}: no translation units")
-        found = list(codes.values())
-        if wanted := self.options.wanted_languages:
-            for language in wanted:
+        found_codes = list(codes.values())
+        if requested := self.options.requested_languages:
+            for language in requested:
                 # One that occurs later is found when the file is read.
-                if len(sample) < self.sample and not any(is_language(c, language) for c in found):
-                    raise RegardError(f"{path}: no language {language}; found: {', '.join(found)}")
-            if normalized_code(wanted[0]) == normalized_code(wanted[1]):
-                raise RegardError(f"{path}: source and target are both {wanted[0]}")
-            return wanted
+                if len(sample) < self.sample and not any(
+                    is_language(c, language) for c in found_codes
+                ):
+                    raise RegardError(
+                        f"{path}: no language {language}; found: {', '.join(found_codes)}"
+                    )
+            if normalized_code(requested[0]) == normalized_code(requested[1]):
+                raise RegardError(f"{path}: source and target are both {requested[0]}")
+            return requested
         sources = {normalized_code(unit.source) for unit in sample if unit.source}
-        if len(found) == 2 and len(sources) == 1:
+        if len(found_codes) == 2 and len(sources) == 1:
             (source,) = sources
-            matching = [code for code in found if is_language(code, source)] or [
-                code for code in found if is_language(source, code)
+            matching = [code for code in found_codes if is_language(code, source)] or [
+                code for code in found_codes if is_language(source, code)
             ]
             if len(matching) == 1:
-                (other,) = (code for code in found if code not in matching)
-                return matching[0], other
-        names = ", ".join(found[:12]) + ", …" * (len(found) > 12)
-        bases = list(dict.fromkeys(re.split("[-_]", code)[0].lower() for code in found))
-        if len(found) > len(bases) == 2:  # --languages en,de also reads en-US and en-GB
-            found = bases
-        second = found[1] if len(found) > 1 else "de"
+                (target_code,) = (code for code in found_codes if code not in matching)
+                return matching[0], target_code
+        names = ", ".join(found_codes[:12]) + ", …" * (len(found_codes) > 12)
+        bases = list(dict.fromkeys(re.split("[-_]", code)[0].lower() for code in found_codes))
+        if len(found_codes) > len(bases) == 2:  # --languages en,de also reads en-US and en-GB
+            found_codes = bases
+        second_code = found_codes[1] if len(found_codes) > 1 else "de"
         question = (
-            "which is the source?" if len(found) == 2 else "which are the source and the target?"
+            "which is the source?"
+            if len(found_codes) == 2
+            else "which are the source and the target?"
         )
         raise RegardError(
-            f"{path}: languages {names}: {question} {how_to_choose_languages(found[0], second)}"
+            f"{path}: languages {names}: {question} {how_to_choose_languages(found_codes[0], second_code)}"
         )
 
     def units(self, path: DataFile) -> Generator[TranslationUnit, None, None]:
@@ -292,10 +298,12 @@ class TMX(InputFormat):
                 yield TranslationUnit(line, texts, None if source == "*all*" else source)
 
 
-def _other(unit: TranslationUnit, languages: Two) -> str:
+def _other(unit: TranslationUnit, languages: NamePair) -> str:
     """The first language of a unit that is none of these."""
     codes = (code for code, _ in unit.texts)
-    return next(code for code in codes if not any(is_language(code, one) for one in languages))
+    return next(
+        code for code in codes if not any(is_language(code, language) for language in languages)
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -321,41 +329,41 @@ class XLIFF(InputFormat):
 
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
-        wanted, found = self.options.wanted_languages, False
+        requested, has_segments = self.options.requested_languages, False
         stated: tuple[str | None, str | None] | None = None
         for line, pair, languages, is_translated in self.segments(path):
             if not is_translated or not all(pair):
                 reason = "segments without a translation"
                 self.options.skipped.add(reason, f"{path}:{line}")
                 continue
-            if wanted is None:
+            if requested is None:
                 stated = stated or languages
                 if stated != languages:
                     raise RegardError(
                         f"{path}:{line}: {_stated(languages)} after {_stated(stated)}; "
                         + how_to_choose_languages(languages[0] or "en", languages[1] or "de")
                     )
-            elif not _matches(languages, wanted):
-                if not _matches(languages[::-1], wanted):
-                    reason = f"segments not {language_names(wanted)}"
+            elif not _matches(languages, requested):
+                if not _matches(languages[::-1], requested):
+                    reason = f"segments not {language_names(requested)}"
                     self.options.skipped.add(reason, f"{path}:{line}: {_stated(languages)}")
                     continue
                 pair = Pair(pair.target, pair.source)
-            found = True
+            has_segments = True
             yield pair
-        if not found:
-            of = f" {language_names(wanted)}" if wanted else ""
-            raise RegardError(f"{path}: no translated segments{of}")
+        if not has_segments:
+            direction = f" {language_names(requested)}" if requested else ""
+            raise RegardError(f"{path}: no translated segments{direction}")
 
     def layout(self, *paths: DataFile) -> Layout:
         (path,) = paths
-        wanted = self.options.wanted_languages
-        if wanted is None:
+        requested = self.options.requested_languages
+        if requested is None:
             with closing(self.segments(path)) as segments:
-                first = next((one for one in segments if one.is_translated), None)
+                first = next((segment for segment in segments if segment.is_translated), None)
             source, target = first.languages if first else (None, None)
             return Layout((), (source, target) if source and target else None)
-        return Layout((), wanted, language_names(wanted))
+        return Layout((), requested, language_names(requested))
 
     def segments(self, path: DataFile) -> Generator[XliffSegment, None, None]:
         """All segments of a file, in both versions of the format."""
@@ -369,11 +377,11 @@ class XLIFF(InputFormat):
             elif element.tag == "xliff" and element.get("srcLang"):
                 languages = element.get("srcLang"), element.get("trgLang")
             elif is_unit:
-                parts = self._unit12 if element.tag == "trans-unit" else self._unit2
-                for source, target, is_translated in parts(element):
+                read_unit = self._unit12 if element.tag == "trans-unit" else self._unit2
+                for source, target, is_translated in read_unit(element):
                     pair = Pair(inline_text(source), inline_text(target))
-                    own = source.get("xml:lang"), target.get("xml:lang")
-                    stated = (own[0] or languages[0], own[1] or languages[1])
+                    codes = source.get("xml:lang"), target.get("xml:lang")
+                    stated = (codes[0] or languages[0], codes[1] or languages[1])
                     yield XliffSegment(line, pair, stated, is_translated)
 
     def _unit12(self, unit: Element) -> Iterator[tuple[Element, Element, bool]]:
@@ -381,9 +389,9 @@ class XLIFF(InputFormat):
         source, target = unit.find("source"), unit.find("target")
         if source is None:
             return
-        missing = Element("target")
+        empty_target = Element("target")
         if target is None:
-            yield source, missing, False
+            yield source, empty_target, False
             return
         is_translated = target.get("state") not in self.untranslated
         segmented = unit.find("seg-source")
@@ -393,7 +401,7 @@ class XLIFF(InputFormat):
             yield source, target, is_translated
             return
         for number, segment in sources.items():
-            yield segment, targets.get(number, missing), is_translated and number in targets
+            yield segment, targets.get(number, empty_target), is_translated and number in targets
 
     def _unit2(self, unit: Element) -> Iterator[tuple[Element, Element, bool]]:
         """The segments of a unit of XLIFF 2."""
@@ -411,11 +419,11 @@ def _marked(element: Element) -> dict[str, Element]:
     return {mark.get("mid", ""): mark for mark in marks}
 
 
-def _matches(stated: tuple[str | None, ...], wanted: Two) -> bool:
-    """Whether languages are the wanted ones, as far as they are stated."""
+def _matches(stated: tuple[str | None, ...], requested: NamePair) -> bool:
+    """Whether languages are the requested ones, as far as they are stated."""
     return all(
         code is None or is_language(code, language)
-        for code, language in zip(stated, wanted, strict=True)
+        for code, language in zip(stated, requested, strict=True)
     )
 
 
@@ -435,7 +443,7 @@ class PO(InputFormat):
 
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
-        swap, found = False, False
+        swap, has_messages = False, False
         for number, store in enumerate(self._stores(path)):
             swap = swap or (number == 0 and self._is_swapped(path, store))
             for unit in store.units:
@@ -447,43 +455,46 @@ class PO(InputFormat):
                     continue
                 for source, target in _messages(unit):
                     if source and target:
-                        found = True
+                        has_messages = True
                         yield Pair(target, source) if swap else Pair(source, target)
-        if not found:
+        if not has_messages:
             raise RegardError(f"{path}: no translated messages")
 
     def layout(self, *paths: DataFile) -> Layout:
         (path,) = paths
         with closing(self._stores(path)) as stores:
-            first = next(stores)
-        swap = self._is_swapped(path, first)
-        if wanted := self.options.wanted_languages:
-            return Layout((), wanted, "swapped" if swap else "")
-        header = first.parseheader()
+            first_store = next(stores)
+        swap = self._is_swapped(path, first_store)
+        if requested := self.options.requested_languages:
+            return Layout((), requested, "swapped" if swap else "")
+        header = first_store.parseheader()
         source, target = header.get("X-Source-Language"), header.get("Language")
         return Layout((), (source, target) if source and target else None)
 
-    def _is_swapped(self, path: DataFile, first: Any) -> bool:
+    def _is_swapped(self, path: DataFile, first_store: Any) -> bool:
         """Whether the user wants to translate from the language of msgstr; raises if it is another one."""
-        wanted, language = self.options.wanted_languages, first.parseheader().get("Language")
-        if not wanted or not language or is_language(language, wanted[1]):
+        requested, language = (
+            self.options.requested_languages,
+            first_store.parseheader().get("Language"),
+        )
+        if not requested or not language or is_language(language, requested[1]):
             return False
-        if is_language(language, wanted[0]):
+        if is_language(language, requested[0]):
             return True
-        raise RegardError(f"{path}: the language is {language}, not {wanted[1]}")
+        raise RegardError(f"{path}: the language is {language}, not {requested[1]}")
 
     def _stores(self, path: DataFile) -> Generator[Any, None, None]:
-        """The messages of a file, some at a time. The first store has the first one, which is the header."""
+        """The messages of a file, a few at a time. The first store begins with the header."""
         charset = ""
-        for line, part in _po_parts(path):
+        for line, chunk in _po_chunks(path):
             if line == 1:
-                charset = _po_charset(path, part)
+                charset = _po_charset(path, chunk)
             try:
-                text = part.decode(charset)
+                text = chunk.decode(charset)
             except UnicodeDecodeError as error:
-                place = f"{path}:{line + part[: error.start].count(NEWLINE)}"
-                problem = f"not {charset}: byte 0x{part[error.start]:02X}"
-                raise RegardError(f"{place}: {problem}") from None
+                location = f"{path}:{line + chunk[: error.start].count(NEWLINE)}"
+                problem = f"not {charset}: byte 0x{chunk[error.start]:02X}"
+                raise RegardError(f"{location}: {problem}") from None
             # In UTF-8, because translate-toolkit decodes other encodings wrongly.
             if line == 1 and re.search(r'^\ufeff?msgid\s*""\s*msgstr', text, re.MULTILINE):
                 text = PO_CHARSET.sub(r"\1UTF-8", text.removeprefix("\ufeff"))
@@ -506,15 +517,15 @@ class PO(InputFormat):
             store.parseheader()
         except Exception as error:  # what it raises for a damaged file is not documented
             problem = str(error).split("\n")[0] or type(error).__name__
-            place = str(path)
+            location = str(path)
             if match := re.fullmatch(r"(.*) on line (\d+)(: .*)?", problem):
-                place = f"{path}:{first_line + int(match[2]) - 1}"
+                location = f"{path}:{first_line + int(match[2]) - 1}"
                 problem = f"{match[1]}{match[3] or ''}"
-            raise RegardError(f"{place}: not a PO file: {problem[:200]}") from None
+            raise RegardError(f"{location}: not a PO file: {problem[:200]}") from None
         return store
 
 
-PO_PART = 1 << 20
+PO_CHUNK = 1 << 20
 """bytes of messages that are parsed at a time"""
 PO_CHARSET = re.compile(r'("Content-Type:[^"]*charset= *)([^\s\\"]+)', re.IGNORECASE)
 PO_HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
@@ -532,22 +543,22 @@ def _po_charset(path: DataFile, header: bytes) -> str:
         raise RegardError(f"{path}: the charset {match[2][:40]} is not known") from None
 
 
-def _po_parts(path: DataFile) -> Iterator[tuple[int, bytes]]:
-    """The first message of a PO file, then the others, about ``PO_PART`` bytes at a time, with their first lines.
+def _po_chunks(path: DataFile) -> Iterator[tuple[int, bytes]]:
+    """The first message of a PO file, then the others, about ``PO_CHUNK`` bytes at a time, with their first lines.
 
     A message ends with its msgstr: the next comment, msgctxt or msgid begins another one.
     """
     lines: list[bytes] = []
-    first, size, ends = 1, 0, False
-    limit = 0  # the first message is a part of its own
+    first_line, size, ends = 1, 0, False
+    limit = 0  # the first message is a chunk of its own
     number = 0
     for number, line in enumerate(split_lines(read_chunks(path), str(path)), start=1):
         word = line.lstrip().removeprefix(b"#~").lstrip()  # of an obsolete message, too
         if ends and word.startswith((b"#", b"|", b"msgctxt", b"msgid")):
             ends = False
             if size > limit:
-                yield first, NEWLINE.join([*lines, b""])
-                lines, first, size, limit = [], number, 0, PO_PART
+                yield first_line, NEWLINE.join([*lines, b""])
+                lines, first_line, size, limit = [], number, 0, PO_CHUNK
         ends = ends or word.startswith(b"msgstr")
         lines.append(line.removesuffix(b"\r"))
         size += len(line) + 1
@@ -555,7 +566,7 @@ def _po_parts(path: DataFile) -> Iterator[tuple[int, bytes]]:
             raise RegardError(f"{path}:{number}: a message with more than {MAX_SIZE:,} bytes")
     if number == 0:
         raise RegardError(f"{path}: the file is empty")
-    yield first, NEWLINE.join([*lines, b""])
+    yield first_line, NEWLINE.join([*lines, b""])
 
 
 def _messages(unit: Any) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from regard.data.formats.base import (
     INPUT_FORMATS,
     InputFormat,
     Layout,
-    Two,
+    NamePair,
     format_name,
     how_to_choose_languages,
     language_names,
@@ -33,9 +33,9 @@ SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(
 class FileGroup(NamedTuple):
     """Files that are read together."""
 
-    kind: InputFormat
+    format: InputFormat
     files: tuple[DataFile, ...]
-    languages: Two | None = None
+    languages: NamePair | None = None
     """as the names of the files say"""
 
 
@@ -52,7 +52,7 @@ class FileCollection(InputFormat):
             groups, _ = self.groups(path, files)
             self.languages(path, groups)
             for group in groups:
-                yield from group.kind.read(*group.files)
+                yield from group.format.read(*group.files)
 
     def layout(self, *paths: DataFile) -> Layout:
         (path,) = paths
@@ -62,51 +62,53 @@ class FileCollection(InputFormat):
             details = []
             keys = []
             for group in groups:
-                layout = group.kind.layout(*group.files)
+                layout = group.format.layout(*group.files)
                 names = " and ".join(_inner_name(path, file) for file in group.files)
-                details.append("; ".join([f"{names} ({format_name(group.kind)})", *layout.details]))
+                details.append(
+                    "; ".join([f"{names} ({format_name(group.format)})", *layout.details])
+                )
                 keys.append(layout.key)
             if ignored:
                 names = ", ".join(_inner_name(path, file) for file in ignored[:8])
                 details.append(f"ignored: {names}{', …' * (len(ignored) > 8)}")
         return Layout(tuple(details), languages, repr((languages, keys)))
 
-    def languages(self, path: DataFile, groups: Sequence[FileGroup]) -> Two | None:
+    def languages(self, path: DataFile, groups: Sequence[FileGroup]) -> NamePair | None:
         """The languages that all files have in common; raises if they differ."""
-        if self.options.wanted_languages:
+        if self.options.requested_languages:
             return self.options.languages or self.options.columns
-        found: dict[Two, DataFile] = {}
+        first_files: dict[NamePair, DataFile] = {}
         for group in groups:
-            languages = group.languages or group.kind.layout(*group.files).languages
+            languages = group.languages or group.format.layout(*group.files).languages
             if languages:
-                found.setdefault(languages, group.files[0])
-        if len(found) > 1:
+                first_files.setdefault(languages, group.files[0])
+        if len(first_files) > 1:
             names = ", ".join(
                 f"{language_names(languages)} ({_inner_name(path, file)})"
-                for languages, file in list(found.items())[:6]
+                for languages, file in list(first_files.items())[:6]
             )
             raise RegardError(
-                f"{path}: several pairs of languages: {names}; {how_to_choose_languages(*min(found))}"
+                f"{path}: several pairs of languages: {names}; {how_to_choose_languages(*min(first_files))}"
             )
-        return next(iter(found), None)
+        return next(iter(first_files), None)
 
     def groups(
         self, path: DataFile, files: Sequence[DataFile]
     ) -> tuple[list[FileGroup], list[DataFile]]:
-        """The files that belong together, and those that are none of pairs."""
+        """The files that belong together, and those that contain no pairs."""
         _refuse_splits(path, files)
         groups: list[FileGroup] = []
         ignored: list[DataFile] = []
         texts: dict[str, dict[str, DataFile]] = {}
         for file in files:
-            kind = suffix_format(file)
+            format_class = suffix_format(file)
             stem, _, suffix = uncompressed_name(file).rpartition(".")
-            nested = kind is not None and issubclass(kind, FileCollection)
-            if kind is not None and not (nested and isinstance(file, zipfile.Path)):
-                groups.append(FileGroup(kind(self.options), (file,)))
+            nested = format_class is not None and issubclass(format_class, FileCollection)
+            if format_class is not None and not (nested and isinstance(file, zipfile.Path)):
+                groups.append(FileGroup(format_class(self.options), (file,)))
             elif stem and (code := language_code(suffix)):
-                place = str(file).removesuffix(file.name)
-                texts.setdefault(place + stem, {})[code] = file
+                folder = str(file).removesuffix(file.name)
+                texts.setdefault(folder + stem, {})[code] = file
             else:
                 ignored.append(file)
         for stem, by_language in texts.items():
@@ -117,20 +119,22 @@ class FileCollection(InputFormat):
             if languages is None:
                 ignored += by_language.values()
                 continue
-            kind = INPUT_FORMATS["parallel"]
-            both = tuple(by_language[code] for code in languages)
-            groups.append(FileGroup(kind(self.options), both, languages))
+            format_class = INPUT_FORMATS["parallel"]
+            parallel_files = tuple(by_language[code] for code in languages)
+            groups.append(FileGroup(format_class(self.options), parallel_files, languages))
         if not groups:
             raise RegardError(
                 f"{path}: no files of pairs, and no two text files such as train.en and train.de"
             )
         return sorted(groups, key=lambda group: str(group.files[0])), ignored
 
-    def _direction(self, path: DataFile, stem: str, codes: list[str]) -> Two | None:
-        """Which of the languages of parallel texts are source and target; None if the wanted ones are missing."""
-        if wanted := self.options.wanted_languages:
-            matching = [[code for code in codes if is_language(code, one)] for one in wanted]
-            if any(len(some) > 1 for some in matching):
+    def _direction(self, path: DataFile, stem: str, codes: list[str]) -> NamePair | None:
+        """Which of the languages of parallel texts are source and target; None if the requested ones are missing."""
+        if requested := self.options.requested_languages:
+            matching = [
+                [code for code in codes if is_language(code, language)] for language in requested
+            ]
+            if any(len(matches) > 1 for matches in matching):
                 raise RegardError(
                     f"{path}: {Path(stem).name} has several variants: {', '.join(codes)}; "
                     + how_to_choose_languages(codes[0], codes[1])
@@ -215,15 +219,15 @@ class Zip(FileCollection):
 
 def _refuse_splits(path: DataFile, files: Sequence[DataFile]) -> None:
     """Training data must not contain test data by accident."""
-    found: dict[str, DataFile] = {}
+    first_files: dict[str, DataFile] = {}
     for file in files:
-        for part in re.split(r"[._-]", file.name.lower()):
-            if split := SPLITS.get(part):
-                found.setdefault(split, file)
-    if len(found) > 1:
-        train, other = (_inner_name(path, found[split]) for split in ("train", "held out"))
+        for word in re.split(r"[._-]", file.name.lower()):
+            if split := SPLITS.get(word):
+                first_files.setdefault(split, file)
+    if len(first_files) > 1:
+        train, held_out = (_inner_name(path, first_files[split]) for split in ("train", "held out"))
         raise RegardError(
-            f"{path}: contains {train} and {other}: pass only the training files, "
+            f"{path}: contains {train} and {held_out}: pass only the training files, "
             "or write a recipe with data.train, data.valid and data.test"
         )
 

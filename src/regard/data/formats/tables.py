@@ -53,23 +53,23 @@ LICENCE = re.compile(r"CC[- ]?(BY|0)\b")
 
 
 def choose_columns(
-    names: Sequence[str], options: ReadOptions, what: str = "columns"
+    names: Sequence[str], options: ReadOptions, noun: str = "columns"
 ) -> tuple[int, int]:
     """The columns of source and target among those with these names; raises ValueError if it is not certain."""
     if options.columns:
-        source, target = (_named_column(name, names, what) for name in options.columns)
+        source, target = (_named_column(name, names, noun) for name in options.columns)
         if source == target:
             raise ValueError(f"--columns {','.join(options.columns)} names one column twice")
         return source, target
     if options.languages:
         source_language, target_language = options.languages
-        found = _columns_of(source_language, names), _columns_of(target_language, names)
-        if len(found[0]) == len(found[1]) == 1 and found[0] != found[1]:
-            return found[0][0], found[1][0]
+        matches = _columns_of(source_language, names), _columns_of(target_language, names)
+        if len(matches[0]) == len(matches[1]) == 1 and matches[0] != matches[1]:
+            return matches[0][0], matches[1][0]
     keys = [_heading(name)[0] for name in names]
     roles = [
-        [number for number, key in enumerate(keys) if key in known]
-        for known in (SOURCE_NAMES, TARGET_NAMES)
+        [number for number, key in enumerate(keys) if key in role_names]
+        for role_names in (SOURCE_NAMES, TARGET_NAMES)
     ]
     languages = [number for number, name in enumerate(names) if _names_language(name, len(names))]
     by_role, by_language = all(len(role) == 1 for role in roles), len(languages) == 2
@@ -82,14 +82,14 @@ def choose_columns(
         [names[number] for number in languages[:2]] if len(languages) > 1 else list(names[:2])
     )
     raise ValueError(
-        f"which {what} are source and target? Candidates: {candidates}; {how_to_choose(examples)}"
+        f"which {noun} are source and target? Candidates: {candidates}; {how_to_choose(examples)}"
     )
 
 
 def _likely_texts(fields: Sequence[str]) -> list[str]:
     """The numbers of the first two columns that are not numbers, identifiers and the like."""
-    other = [field.isdecimal() or _key(field) in OTHER_NAMES for field in fields]
-    texts = [str(number) for number, is_other in enumerate(other, 1) if not is_other]
+    flags = [field.isdecimal() or _key(field) in OTHER_NAMES for field in fields]
+    texts = [str(number) for number, is_other in enumerate(flags, 1) if not is_other]
     return texts[:2] if len(texts) > 1 else ["1", "2"]
 
 
@@ -104,8 +104,8 @@ def is_header(cells: Sequence[str]) -> bool:
     cells = [cell for cell in cells if cell.strip()]  # spreadsheets write empty columns, too
     keys = [_key(cell) for cell in cells]
     texts = [_heading(cell)[0] in TEXT_NAMES or _names_language(cell, len(cells)) for cell in cells]
-    known = all(text or key in OTHER_NAMES for text, key in zip(texts, keys, strict=True))
-    return known and sum(texts) >= 2 and len({*keys}) == len(keys)
+    all_known = all(text or key in OTHER_NAMES for text, key in zip(texts, keys, strict=True))
+    return all_known and sum(texts) >= 2 and len({*keys}) == len(keys)
 
 
 def column_languages(names: Sequence[str]) -> tuple[str, str] | None:
@@ -114,19 +114,19 @@ def column_languages(names: Sequence[str]) -> tuple[str, str] | None:
     return (source, target) if source and target else None
 
 
-def _named_column(wanted: str, names: Sequence[str], what: str) -> int:
+def _named_column(column: str, names: Sequence[str], noun: str) -> int:
     for matches in (
-        [number for number, name in enumerate(names) if name == wanted],
-        [number for number, name in enumerate(names) if _leaf(name) == wanted],
-        [number for number, name in enumerate(names) if _key(name) == _key(wanted)],
-        _columns_of(wanted, names) if language_code(wanted) else [],
+        [number for number, name in enumerate(names) if name == column],
+        [number for number, name in enumerate(names) if _leaf(name) == column],
+        [number for number, name in enumerate(names) if _key(name) == _key(column)],
+        _columns_of(column, names) if language_code(column) else [],
     ):
         if len(matches) == 1:
             return matches[0]
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(names):
-        return int(wanted) - 1
-    known = ", ".join(map(abbreviate, names[:12]))
-    raise ValueError(f"no column {abbreviate(wanted)} among the {what} {known}")
+    if column.isdecimal() and 1 <= int(column) <= len(names):
+        return int(column) - 1
+    known_names = ", ".join(map(abbreviate, names[:12]))
+    raise ValueError(f"no column {abbreviate(column)} among the {noun} {known_names}")
 
 
 def _columns_of(language: str, names: Sequence[str]) -> list[int]:
@@ -171,7 +171,7 @@ class TableLayout:
     columns: tuple[int, int]
     names: tuple[str, ...] = ()
     """of all columns, if the first record is a header"""
-    first: int = 0
+    first_line: int = 0
     """the number of the line with the first record"""
     width: int = 2
     """number of fields of the first record"""
@@ -220,20 +220,20 @@ class DelimitedFormat(InputFormat):
         layout = self.find_layout(path)
         source, target = layout.columns
         for number, fields in self.records(path):
-            if layout.names and number == layout.first:
+            if layout.names and number == layout.first_line:
                 continue
-            # A record as wide as the first one has no problem, in any format; most are.
+            # A record as wide as the first one, as most are, has no problem in any format.
             if len(fields) != layout.width and (problem := self.problem(fields, layout)):
-                self.bad(self.place(path, number), problem)
+                self.bad(self.location(path, number), problem)
             else:
                 yield Pair(self.text(fields[source]), self.text(fields[target]))
 
     def problem(self, fields: list[str], layout: TableLayout) -> str | None:
         """Why a record cannot be read, or None."""
-        needed = max(layout.columns) + 1
-        return self.too_few(fields, needed) if len(fields) < needed else None
+        min_columns = max(layout.columns) + 1
+        return self.too_few(fields, min_columns) if len(fields) < min_columns else None
 
-    def place(self, path: DataFile, number: int) -> str:
+    def location(self, path: DataFile, number: int) -> str:
         """How a record is named in messages."""
         return f"{path}:{number}"
 
@@ -246,9 +246,9 @@ class DelimitedFormat(InputFormat):
         if self.options.on_bad_line == "error":
             self.bad(f"{path}:{number}", self.too_few(fields, 2))
 
-    def too_few(self, fields: list[str], needed: int) -> str:
+    def too_few(self, fields: list[str], min_columns: int) -> str:
         columns = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
-        return f"{columns} in {abbreviate(' '.join(fields))}; at least {needed} are needed"
+        return f"{columns} in {abbreviate(' '.join(fields))}; at least {min_columns} are needed"
 
 
 def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> TableLayout:
@@ -260,14 +260,14 @@ def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> T
         return TableLayout(columns, tuple(fields), number, len(fields))
     width = len(fields)
     if options.columns is not None:
-        columns = choose_columns([str(one) for one in range(1, width + 1)], options)
+        columns = choose_columns([str(column) for column in range(1, width + 1)], options)
         return TableLayout(columns, (), number, width)
     if width > 2 and not all(LICENCE.match(field) for field in fields[2:3]):
-        shown = ", ".join(
-            f"{one} {abbreviate(text[:30])}" for one, text in enumerate(fields[:8], 1)
+        listing = ", ".join(
+            f"{column} {abbreviate(text[:30])}" for column, text in enumerate(fields[:8], 1)
         )
         raise ValueError(
-            f"{width} columns without known names: {shown}; {how_to_choose(_likely_texts(fields))}; "
+            f"{width} columns without known names: {listing}; {how_to_choose(_likely_texts(fields))}; "
             "use names if the first line is a header"
         )
     return TableLayout((0, 1), (), number, width)
@@ -292,10 +292,10 @@ class TSV(DelimitedFormat):
             return f"{len(fields)} columns, but the first line has {layout.width}"
         return super().problem(fields, layout)
 
-    def too_few(self, fields: list[str], needed: int) -> str:
+    def too_few(self, fields: list[str], min_columns: int) -> str:
         if len(fields) < 2:
             return f"no tab in {abbreviate(fields[0])}; a line is source, tab, target"
-        return super().too_few(fields, needed)
+        return super().too_few(fields, min_columns)
 
 
 @INPUT_FORMATS.register("csv")
@@ -341,14 +341,16 @@ class CSV(DelimitedFormat):
                 continue
             if records and is_header(records[0]):
                 return delimiter
-            # The last one may go on after the sample.
+            # The last record may continue after the sample.
             widths = {len(fields) for fields in records[:-1] or records}
             if len(widths) == 1 and min(widths) > 1:
                 possible[delimiter] = min(widths)
         if len(possible) > 1 and not {"\t"} & {*possible}:
-            found = " or ".join(f"{one!r} ({width} columns)" for one, width in possible.items())
+            choices = " or ".join(
+                f"{candidate!r} ({width} columns)" for candidate, width in possible.items()
+            )
             raise RegardError(
-                f"{path}: are fields separated by {found}? Add a header such as en{self.delimiters[0]}de"
+                f"{path}: are fields separated by {choices}? Add a header such as en{self.delimiters[0]}de"
             )
         return "\t" if "\t" in possible else next(iter(possible), ",")
 
@@ -364,7 +366,7 @@ class XLSX(DelimitedFormat):
 
     suffixes = (".xlsx",)
 
-    def place(self, path: DataFile, number: int) -> str:
+    def location(self, path: DataFile, number: int) -> str:
         return f"{path}, row {number}"
 
     def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
@@ -405,16 +407,16 @@ class JSONL(InputFormat):
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
         keys = self.find_keys(path)
-        for place, record in self.records(path):
+        for location, record in self.records(path):
             try:
                 source, target = (self.text(record, key) for key in keys)
             except ValueError as error:
-                self.bad(place, str(error))
+                self.bad(location, str(error))
             else:
                 yield Pair(source, target)
 
     def records(self, path: DataFile) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """The objects of a file, each with its place; bad ones are left out."""
+        """The objects of a file, each with its location; bad ones are left out."""
         for number, line in self.lines(path):
             try:
                 yield f"{path}:{number}", self.parse(line)
@@ -433,7 +435,7 @@ class JSONL(InputFormat):
         """The keys of source and target, from the first record."""
         quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
         with closing(quiet.records(path)) as records:
-            for place, record in records:
+            for location, record in records:
                 keys = list(_flat_keys(record))
                 if not self.options.columns and {"source", "target"} <= {*record}:
                     return self.default
@@ -442,7 +444,7 @@ class JSONL(InputFormat):
                         [".".join(key) for key in keys], self.options, "keys"
                     )
                 except ValueError as error:
-                    raise RegardError(f"{place}: {error}") from None
+                    raise RegardError(f"{location}: {error}") from None
                 return keys[source], keys[target]
         raise RegardError(f"{path}: no line is a JSON object")
 
@@ -459,14 +461,14 @@ class JSONL(InputFormat):
     def text(self, record: dict[str, Any], key: tuple[str, ...]) -> str:
         """The text of a key; raises ValueError."""
         value: Any = record
-        for part in key:
-            found = isinstance(value, dict) and part in value
-            value = value[part] if found else None
+        for subkey in key:
+            exists = isinstance(value, dict) and subkey in value
+            value = value[subkey] if exists else None
         name = ".".join(key)
         if not isinstance(value, str):
-            shown = json.dumps(value)[:60] if found else "nothing"
+            actual = json.dumps(value)[:60] if exists else "nothing"
             expected = f"; {self.expected}" if key in self.default else ""
-            raise ValueError(f'"{name}" must be a string, found {shown}{expected}')
+            raise ValueError(f'"{name}" must be a string, found {actual}{expected}')
         if any("\ud800" <= character <= "\udfff" for character in value):
             # JSON can escape half of a surrogate pair, which is not text and has no UTF-8 form.
             raise ValueError(f'"{name}" contains an unpaired surrogate: {abbreviate(value)}')
@@ -481,17 +483,17 @@ class JSONArray(JSONL):
     expected = 'a record is {"source": "…", "target": "…"}'
 
     def records(self, path: DataFile) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        first = next((line.strip() for line in read_lines(path) if line.strip()), "")
-        if not first.startswith("["):
+        first_text = next((line.strip() for line in read_lines(path) if line.strip()), "")
+        if not first_text.startswith("["):
             yield from super().records(path)
             return
         number = 0
         for number, value in enumerate(array_items(path), 1):
-            place = f"{path}, record {number}"
+            location = f"{path}, record {number}"
             if isinstance(value, dict):
-                yield place, value
+                yield location, value
             else:
-                self.bad(place, f"not a JSON object: {abbreviate(value)}; {self.expected}")
+                self.bad(location, f"not a JSON object: {abbreviate(value)}; {self.expected}")
         if number == 0:
             raise RegardError(f"{path}: no records")
 
@@ -525,18 +527,18 @@ def _next_value(
 ) -> tuple[Any, str]:
     """The value at the beginning of a text, and what follows it; more is read until it is complete."""
     lines = [text]
-    size = tried = len(text)
+    size = tried_size = len(text)
     while True:
         try:
             value, end = decoder.raw_decode(text)
         except (ValueError, RecursionError) as error:
             # Joined again only when it is half as long again, so that a long record takes linear time.
-            while size < 1.5 * tried and (chunk := next(chunks, None)) is not None:
+            while size < 1.5 * tried_size and (chunk := next(chunks, None)) is not None:
                 lines.append(chunk)
                 size += len(chunk)
-            if size == tried or size > MAX_LINE_BYTES:
+            if size == tried_size or size > MAX_LINE_BYTES:
                 raise RegardError(f"{path}: not JSON: {str(error)[:80]}") from None
-            text, tried = "".join(lines), size
+            text, tried_size = "".join(lines), size
             lines = [text]
         else:
             return value, text[end:]
@@ -546,7 +548,7 @@ def _flat_keys(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The keys of a record; those of an object in it follow its own key, at any depth."""
     for key, value in record.items():
         if isinstance(value, dict) and value:
-            yield from ((key, *inner) for inner in _flat_keys(value))
+            yield from ((key, *subkeys) for subkeys in _flat_keys(value))
         else:
             yield (key,)
 
@@ -619,7 +621,7 @@ class Parquet(InputFormat):
         names: list[str] = []
         for column in schema:
             if pa.types.is_struct(column.type):
-                names += [f"{column.name}.{inner.name}" for inner in column.type]
+                names += [f"{column.name}.{field.name}" for field in column.type]
             else:
                 names.append(column.name)
         try:

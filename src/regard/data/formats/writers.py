@@ -27,7 +27,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import zstandard
 
-from regard.data.formats.base import Two, abbreviate
+from regard.data.formats.base import NamePair, abbreviate
 from regard.data.pairs import Pair
 from regard.data.text_files import uncompressed_name
 from regard.errors import RegardError
@@ -45,7 +45,7 @@ class PairWriter(ABC):
     is_text: ClassVar[bool] = True
     """whether its files may be compressed (.gz, .zst, .xz)"""
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         """``path`` is the file to write, ``name`` the one that it will have."""
         self.path, self.name, self.languages = path, name, languages
         self.columns = languages or ("source", "target")
@@ -63,7 +63,7 @@ class PairWriter(ABC):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -76,7 +76,7 @@ OUTPUT_FORMATS: Registry[type[PairWriter]] = Registry("--output")
 class TextWriter(PairWriter):
     """Writes a text file, compressed if its name says so."""
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         super().__init__(path, name, languages)
         self.file = open_text(path, name)
 
@@ -147,7 +147,7 @@ class CSVWriter(TextWriter):
 
     suffixes = (".csv",)
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         super().__init__(path, name, languages)
         self.writer = csv.writer(self.file, lineterminator="\n")
         self.writer.writerow(self.columns)
@@ -172,7 +172,7 @@ class JSONWriter(TextWriter):
 
     suffixes = (".json",)
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         super().__init__(path, name, languages)
         self.separator = "[\n"
 
@@ -193,7 +193,7 @@ class ParquetWriter(PairWriter):
     suffixes = (".parquet",)
     is_text = False
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -225,7 +225,7 @@ class TMXWriter(TextWriter):
 
     suffixes = (".tmx",)
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         if languages is None:
             raise RegardError(
                 f"{name}: TMX needs language codes; pass --languages, for example en,de"
@@ -255,7 +255,7 @@ class XLIFFWriter(TextWriter):
 
     suffixes = (".xlf", ".xliff")
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         if languages is None:
             raise RegardError(
                 f"{name}: XLIFF needs language codes; pass --languages, for example en,de"
@@ -296,7 +296,7 @@ class XLSXWriter(PairWriter):
     suffixes = (".xlsx",)
     is_text = False
 
-    def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
+    def __init__(self, path: Path, name: str, languages: NamePair | None = None) -> None:
         try:
             from openpyxl import Workbook
         except ImportError:
@@ -345,8 +345,12 @@ class ParallelWriter(PairWriter):
 def output_format(path: Path) -> type[PairWriter]:
     """The format of a file by its name."""
     name = uncompressed_name(path).lower()
-    for kind in OUTPUT_FORMATS.values():
-        if name.endswith(kind.suffixes) and (kind.is_text or path.name.lower() == name):
-            return kind
-    known = ", ".join(suffix for kind in OUTPUT_FORMATS.values() for suffix in kind.suffixes)
-    raise RegardError(f"--output {path}: unknown format; the name must end in one of {known}")
+    for format_class in OUTPUT_FORMATS.values():
+        if name.endswith(format_class.suffixes) and (
+            format_class.is_text or path.name.lower() == name
+        ):
+            return format_class
+    suffixes = ", ".join(
+        suffix for format_class in OUTPUT_FORMATS.values() for suffix in format_class.suffixes
+    )
+    raise RegardError(f"--output {path}: unknown format; the name must end in one of {suffixes}")

@@ -467,8 +467,8 @@ def test_po_is_parsed_in_parts_as_if_it_were_whole(
     path.write_bytes(content)
     results = []
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_PART", size)
-        parts = [part for _, part in bilingual._po_parts(path)]
+        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
+        parts = [part for _, part in bilingual._po_chunks(path)]
         assert b"".join(parts).strip() == content.replace(b"\r", b"").strip()
         skipped = Skipped()
         results.append((read_file(path, skipped=skipped), skipped.counts))
@@ -485,7 +485,7 @@ def test_a_damaged_message_of_a_po_is_named(
     text = f'{GETTEXT}{more}\nmsgid "x"\nmsgstr y"\n{more}'
     line = text.split("\n").index('msgstr y"') + 1
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_PART", size)
+        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
         problem = refusal(written(tmp_path / "m.po", text))
         assert problem.startswith(f":{line}: not a PO file: Syntax error: 'msgstr y\"")
     path = tmp_path / "m.po"
