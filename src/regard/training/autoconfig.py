@@ -35,7 +35,7 @@ IDEOGRAPHS_PER_TOKEN = 1.3
 MIN_STEPS = 6_000
 """Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
 MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
-"""On a GPU, smaller batches take as long."""
+"""On a GPU, smaller batches take as long. With several CPU cores, which share a batch, it is twice as much."""
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
@@ -417,7 +417,8 @@ def _training(
     largest = choice.vocabulary.tokens_per_batch
     if batch is None:
         batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
-        batch = min(largest, max(MIN_TOKENS_PER_BATCH[choice.device], batch))
+        smallest = MIN_TOKENS_PER_BATCH[choice.device] * (2 if choice.speed.spare_cores else 1)
+        batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
     if given := _given(overrides, "training.steps"):
         steps = int(given)

@@ -72,12 +72,12 @@ def measure_device(device: torch.device) -> DeviceSpeed:
         speed = H200_REFERENCE * matmul_speed(device) / H200_MATMUL
         name = f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
         return DeviceSpeed("cuda", together * speed, name, "packed")
-    tokens, seconds = 1_000, math.inf
+    rows, seconds = parallel_rows() if processes == 1 else 1, math.inf
+    tokens = 1_000 * rows
     batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
     precision = fastest_cpu_precision()
     values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
     values["training"] = {"precision": precision, "batching": batching}
-    rows = parallel_rows() if processes == 1 else 1
     step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000, rows=rows)
     for _ in range(4):
         start = time.perf_counter()
