@@ -1,13 +1,12 @@
 """Fine-tuning: scores on old and new data before and after, with and without mixing and vocabulary extension.
 
-    python benchmarks/fine_tuning.py                 # small: each run takes 2 to 3 minutes of one CPU core
+    python benchmarks/fine_tuning.py                 # about 40 minutes of two CPU cores
     python benchmarks/fine_tuning.py --steps 6000 --batch 8192 --old-pairs 200000 --pairs 20000 --test-pairs 1000
     # reads $REGARD_DATA, writes benchmarks/fine_tuning.json
 
 Two experiments: a model of everyday sentences (tatoeba_ende) adapted to image captions (multi30k), and a model of the
 texts of a game adapted to office help pages (l10n_enzh). The base model is trained first; each variant then starts from
 it with ``regard.train(pairs, init_from=base, …)``, and its card has the scores. Runs that exist are not trained again.
-On a GPU, batches are packed.
 """
 
 import argparse
@@ -27,6 +26,7 @@ from regard import __version__
 from regard.data.text_files import read_lines
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
+from regard.training.cpu_kernels import fastest_cpu_precision
 from regard.training.fine_tuning import RATE_FACTOR, peak_learning_rate
 from regard.training.model_card import hardware
 
@@ -149,7 +149,8 @@ def train_base(
             "schedule": "cosine",
             "learning_rate": 0.002,
             "warmup": steps // 10,
-            "batching": "packed" if torch.cuda.is_available() else "padded",
+            "batching": "packed",
+            "precision": "auto" if torch.cuda.is_available() else fastest_cpu_precision(),
             "validate_every": max(1, steps // 4),
             "checkpoint_every": max(1, steps // 4),
             "validate_sentences": 100,
@@ -227,11 +228,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1_200, help="steps of a base model")
+    parser.add_argument("--steps", type=int, default=3_000, help="steps of a base model")
     parser.add_argument("--fine-tuning-steps", type=int, help="default: chosen from the data")
-    parser.add_argument("--batch", type=int, default=1_024, help="tokens per batch of a base model")
-    parser.add_argument("--old-pairs", type=int, default=40_000, help="pairs of the old data")
-    parser.add_argument("--pairs", type=int, default=2_000, help="pairs of the new data")
+    parser.add_argument("--batch", type=int, default=4_096, help="tokens per batch of a base model")
+    parser.add_argument("--old-pairs", type=int, default=200_000, help="pairs of the old data")
+    parser.add_argument("--pairs", type=int, default=5_000, help="pairs of the new data")
     parser.add_argument("--test-pairs", type=int, default=300, help="pairs of each test set")
     parser.add_argument(
         "--set", action="append", default=[], dest="changes", help="KEY=VALUE of the base recipe"

@@ -50,6 +50,15 @@ class DeviceSpeed:
         return f"{self.name}: about {self.reference:,.0f} tokens/s with {model}"
 
 
+def fastest_batches(
+    device: torch.device,
+) -> tuple[Literal["padded", "packed"], Literal["auto", "fp32", "bf16"]]:
+    """The values of ``training.batching`` and ``training.precision`` with which a Transformer trains fastest."""
+    if device.type == "cuda":
+        return "packed", "auto"
+    return ("packed" if has_cpu_kernels() else "padded"), fastest_cpu_precision()
+
+
 REFERENCE_MODELS = {"cpu": "the preset tiny", "cuda": "3+3 layers of width 512"}
 """The models that costs are relative to."""
 H200_MATMUL, H200_REFERENCE = 7.0e14, 1.08e6
@@ -71,11 +80,10 @@ def measure_device(device: torch.device) -> DeviceSpeed:
     if device.type == "cuda":
         speed = H200_REFERENCE * matmul_speed(device) / H200_MATMUL
         name = f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
-        return DeviceSpeed("cuda", together * speed, name, "packed")
+        return DeviceSpeed("cuda", together * speed, name, *fastest_batches(device))
     rows, seconds = parallel_rows() if processes == 1 else 1, math.inf
     tokens = 1_000 * rows
-    batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
-    precision = fastest_cpu_precision()
+    batching, precision = fastest_batches(device)
     values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
     values["training"] = {"precision": precision, "batching": batching}
     step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000, rows=rows)

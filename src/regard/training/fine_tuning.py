@@ -33,6 +33,7 @@ from regard.data.tokenizer import (
     train_labels,
 )
 from regard.errors import RegardError
+from regard.inference.precision import choose_device
 from regard.nn.network import named_weights
 from regard.recipe import (
     ALL_BUT,
@@ -44,9 +45,11 @@ from regard.recipe import (
     language_tag,
     load_recipe,
     make_recipe,
+    model_choices,
 )
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files
+from regard.training.device_speed import fastest_batches
 from regard.training.distillation import teacher_tokenizer
 from regard.training.optimizers_and_schedules import learning_rate
 
@@ -74,7 +77,7 @@ UNKNOWN_SHARE = 0.02
 NOT_TAKEN = {
     *("init_from", "mix", "freeze", "extend_vocab", "seed", "device", "teacher", "teacher_weight"),
     *("steps", "tokens_per_batch", "accumulate", "learning_rate", "schedule", "warmup"),
-    *("validate_every", "checkpoint_every", "patience"),
+    *("validate_every", "checkpoint_every", "patience", "batching", "precision"),
 }
 """keys of the training section that are not taken from the run"""
 CHOSEN_TOGETHER = {"learning_rate", "schedule", "warmup"}
@@ -307,8 +310,25 @@ def _choose_training(
         "validate_every": every,
         "checkpoint_every": every,
         "patience": PATIENCE,
+        **_fastest_batches(theirs, training),
     }
     return {key: value for key, value in chosen.items() if key not in given}
+
+
+def _fastest_batches(theirs: Recipe, training: TrainingConfig) -> dict[str, Any]:
+    """Batching and precision depend on the device, not on the one that the run was trained on.
+
+    A precision that the run states is kept, except bf16 on a CPU that is slower with it.
+    """
+    device = choose_device(training.device)
+    batching, precision = fastest_batches(device)
+    stated = theirs.training.precision
+    if stated == "fp32" or (stated == "bf16" and device.type == "cuda"):
+        precision = stated
+    unpackable = any(not choice.packed_batches for _, choice in model_choices(theirs.model))
+    if unpackable or training.activation_checkpointing:
+        return {"batching": "padded", "precision": stated if device.type == "cuda" else "auto"}
+    return {"batching": batching, "precision": precision}
 
 
 def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> tuple[float, str]:

@@ -342,6 +342,33 @@ def test_an_imported_run_gets_a_fixed_low_rate(tmp_path: Path) -> None:
     assert recipe.batch_tokens <= 4_096
 
 
+@pytest.mark.parametrize(
+    ("model", "training", "fastest", "expected"),
+    [
+        ({}, {}, ("packed", "bf16"), ("packed", "bf16")),
+        ({}, {"batching": "packed", "precision": "bf16"}, ("padded", "fp32"), ("padded", "fp32")),
+        ({}, {"precision": "fp32"}, ("packed", "bf16"), ("packed", "fp32")),
+        ({"position": "relative"}, {}, ("packed", "bf16"), ("padded", "auto")),
+        ({}, {"activation_checkpointing": True}, ("packed", "bf16"), ("padded", "auto")),
+    ],
+)
+def test_batching_and_precision_are_the_fastest_on_this_device(
+    model: dict[str, Any],
+    training: dict[str, Any],
+    fastest: tuple[str, str],
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not those of the run, which may have been trained on another device, or imported."""
+    monkeypatch.setattr(module, "fastest_batches", lambda device: fastest)
+    values = recipe_of("translation", model=model).model_dump()
+    values["training"] |= {"device": "cpu", "tokens_per_batch": 9_000, **training}
+    run = run_of(make_recipe(values, "test"), tmp_path / "run")
+    recipe = fine_tuned(run, None)
+    assert (recipe.training.batching, recipe.training.precision) == expected
+
+
 def test_what_a_recipe_gives_is_kept_and_the_rest_is_chosen(tmp_path: Path) -> None:
     run = translation_run(tmp_path / "run")
     (tmp_path / "pairs.tsv").write_text("".join(f"a b {n}\tX Y\n" for n in range(99)))
