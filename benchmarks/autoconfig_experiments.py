@@ -130,8 +130,6 @@ EXPERIMENTS = [
     *on_cpu("l10n-30k", 15, ["tiny", "tiny-muon10"]),
     *on_cpu("tatoeba-ende", 15, ["tiny", "tiny-muon10"]),
     *on_cpu("en-ibo", 15, ["tiny", "tiny-muon10"]),
-    *on_cpu("multi30k", 15, ["tiny-muon10-4k", "shallow-muon8-4k"]),
-    *on_cpu("multi30k", 60, ["shallow-muon8-4k", "tiny-muon10"]),
 ]
 
 

@@ -44,9 +44,8 @@ from regard.tasks import Translator
 from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import process_group
 from regard.training.model_card import hardware
-from regard.training.prepare_data import open_prepared, prepare
-from regard.training.progress import ProgressReporter
-from regard.training.run import train
+from regard.training.prepare_data import open_prepared
+from regard.training.run import prepare_data as prepare_run, train
 from regard.training.trainer import Trainer
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -90,6 +89,8 @@ ROWS: dict[str, list[str]] = {
     "activation": [f"model.activation={name}" for name in ("gelu", "swish", "swiglu")],
     "optimizer": [
         "training.optimizer=adamw training.weight_decay=0.01",
+        "training.optimizer=muon",
+        "training.optimizer=muon training.learning_rate=0.01",
         "training.optimizer=rmsprop training.learning_rate=0.001",
         "training.optimizer=adagrad training.learning_rate=0.03",
         "training.optimizer=momentum training.learning_rate=0.3",
@@ -143,8 +144,7 @@ def prepare_data(runs: Path) -> RunDir:
     corpus, run = (runs / "corpus").resolve(), RunDir(runs / "data")
     if not (corpus / "test.de").exists():
         write_corpus(corpus)
-    prepare(run, Job(BASE, 1).recipe(corpus), ProgressReporter(run))
-    return run
+    return prepare_run(Job(BASE, 1).recipe(corpus), run.folder)
 
 
 def train_job(job: Job, runs: Path) -> dict[str, Any]:

@@ -103,6 +103,8 @@ class ModelRule:
     """for sequences of characters or symbols, instead of sentences"""
     device: str = ""
     """only for cpu or cuda"""
+    muon_rate: float = 0.0
+    """the learning rate of the optimizer Muon; 0: Adam is used, with ``learning_rate``"""
 
     def applies(self, tokens: float, epoch_tokens: float) -> bool:
         """Whether the model is worth training on this many target tokens."""
@@ -131,7 +133,8 @@ MODEL_RULES = (
         *(_SHALLOW, 0.1, 0.0, 0.002, Cost(2.3, 0.8)),
         *(2, 40, 1e7, (20_000, math.inf)),
     ),
-    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.2, 0.8), 0, 60, device="cpu", muon_rate=0.01),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, device="cuda"),
     ModelRule(
         "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(8.5, 1.4), 40, 150, 0, (5_000, math.inf), True
     ),
@@ -423,12 +426,15 @@ def _training(
     if given := _given(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
-    rate = {"learning_rate": rule.learning_rate}
+    optimizer = {"optimizer": "muon"} if rule.muon_rate else {}
+    muon = bool(optimizer) and _setting(overrides, "training.optimizer") in (None, "muon")
+    rate = {"learning_rate": rule.muon_rate if muon else rule.learning_rate}
     return {
         "steps": steps,
         "tokens_per_batch": batch,
         "batching": choice.speed.batching,
         "precision": choice.speed.precision,
+        **optimizer,
         "schedule": "cosine",
         # The factor of the schedule noam is not a learning rate.
         **({} if _setting(overrides, "training.schedule") == "noam" else rate),
@@ -482,7 +488,8 @@ def _reasons(
         + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes and not warnings else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
-        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
+        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
+        + (", optimizer Muon" if training.optimizer == "muon" else ""),
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
         *_tips(choice),
         *warnings,

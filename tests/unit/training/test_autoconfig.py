@@ -141,8 +141,24 @@ def test_more_time_gives_a_larger_model_with_more_regularization(
 def test_a_short_time_gives_small_batches(corpus_of: Callable[[int, float], str]) -> None:
     root = corpus_of(165_000, 8 * 4.7)
     short, _ = configure(root, minutes=15)
-    longer, _ = configure(root, minutes=60)
+    longer, _ = configure(root, minutes=75)
     assert (short.training.tokens_per_batch, longer.training.tokens_per_batch) == (1_024, 2_048)
+
+
+def test_tiny_is_trained_by_muon_on_a_cpu_unless_the_user_chooses_an_optimizer(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    root = corpus_of(7_000, 80.0)
+
+    def chosen(speed: DeviceSpeed, *overrides: str) -> tuple[str, float]:
+        training = configure(root, overrides, minutes=5, speed=speed)[0].training
+        return training.optimizer, training.learning_rate
+
+    assert chosen(CPU) == chosen(CPU, "training.optimizer=muon") == ("muon", 0.01)
+    assert chosen(CPU, "training.optimizer=adam") == ("adam", 0.003)
+    assert chosen(CPU, "training.learning_rate=0.02") == ("muon", 0.02)
+    assert chosen(GPU, "model.preset=tiny")[0] == "adam"
+    assert any("optimizer Muon" in reason for reason in configure(root, minutes=5)[1])
 
 
 def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
@@ -152,7 +168,7 @@ def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
     recipe, _ = configure(root, minutes=15)
     seconds = 0.9 * 15 * 60 - 15
     trained = recipe.training.steps * recipe.batch_tokens
-    assert trained == pytest.approx(seconds * CPU.reference, rel=0.05)
+    assert trained == pytest.approx(seconds * CPU.reference / 1.2, rel=0.05)  # its cost with Muon
     recipe, _ = configure(corpus_of(1_000, 19 * 3.95), minutes=60, speed=GPU)
     epochs = recipe.training.steps * recipe.batch_tokens / (1_000 * 20)
     assert epochs == pytest.approx(250, rel=0.05)
@@ -227,7 +243,7 @@ def test_without_a_time_one_is_chosen_for_the_device(
         for speed in (CPU, GPU)
     }
     assert times[3_000_000, "cpu"] == 60
-    assert times[30_000, "cpu"] == 30
+    assert times[30_000, "cpu"] == 45
     assert times[1_000, "cuda"] == 1
     assert times[30_000, "cuda"] == 10
     assert times[3_000_000, "cuda"] == 20
@@ -247,7 +263,7 @@ def test_a_time_that_is_too_short_is_said_with_one_that_suffices(
     _, reasons = configure(root, minutes=2)
     (warning,) = [reason for reason in reasons if reason.startswith("warning")]
     assert "2 min is too short" in warning
-    assert "at least 10 min" in warning
+    assert "at least 12 min" in warning
     _, reasons = configure(root, minutes=30)
     assert not any(reason.startswith("warning") for reason in reasons)
     assert any("a better model" in reason and "--minutes" in reason for reason in reasons)
