@@ -464,18 +464,20 @@ def pack_evenly(
     row_tokens: int,
     parallel: int = 1,
     min_row_tokens: int = 1,
+    micro_batches: int = 1,
 ) -> list[Batch]:
     """Some rows in as few packed rows of up to about ``row_tokens`` tokens as possible, all of similar size.
 
     On a CPU: a long packed row does not fit into the cache, and a kernel is made for each size of row.
 
     parallel: the number of packed rows is a multiple of this, unless they would have fewer than ``min_row_tokens``.
+    micro_batches: how many times as many packed rows there are, each smaller by this factor, to save memory.
     """
     sides = dataset.source_lengths[rows] + 1, dataset.target_lengths[rows] + 1
     tokens = max(int(side.sum()) for side in sides)
-    row_count = -(-tokens // max(1, row_tokens))
     parallel = max(1, min(parallel, tokens // min_row_tokens))
-    row_count = min(len(rows), -(-row_count // parallel) * parallel)
+    row_count = -(-tokens // (row_tokens * parallel)) * parallel * micro_batches
+    row_count = min(len(rows), row_count)
     owners, batches = row_owners(*sides, row_count), []
     for row_number in range(row_count):
         in_row = owners == row_number

@@ -146,8 +146,8 @@ class TrainingDataLoader:
         if self.packs_on_gpu:
             return self._pack_for_gpu(dataset, rows)
         if self.packs_on_cpu:
-            row_tokens = min(CPU_ROW_TOKENS, -(-tokens // self.parallel_rows)) // micro_batches
-            return pack_evenly(dataset, rows, row_tokens, self.parallel_rows, MIN_ROW_TOKENS)
+            sizes = CPU_ROW_TOKENS, self.parallel_rows, MIN_ROW_TOKENS, micro_batches
+            return pack_evenly(dataset, rows, *sizes)
         if self.training.batching == "packed":
             lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
             plan = plan_sorted(*lengths, -(-tokens // (PACKED_CHUNKS * micro_batches)))

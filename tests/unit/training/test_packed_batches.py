@@ -1,5 +1,6 @@
 """Packed rows have the same loss and gradients as padded ones, and contain every pair."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from regard.data.batching import Batch, PackedSize, collate, pack, packed_size, plan_packed
+from regard.data.batching import (
+    Batch,
+    PackedSize,
+    collate,
+    pack,
+    pack_evenly,
+    packed_size,
+    plan_packed,
+)
 from regard.data.special_tokens import BOS, EOS, PAD
 from regard.data.token_dataset import TokenDataset
 from regard.nn import loss
@@ -69,6 +78,27 @@ def test_every_pair_is_in_one_batch_and_fits(
         assert batch.target.shape == batch.labels.shape == (1, space.target)
         assert int((batch.source == EOS).sum()) == int((batch.target == BOS).sum()) == len(rows)
         assert batch.tokens == int(dataset.target_lengths[rows].sum()) + len(rows)
+
+
+@given(
+    lengths,
+    st.integers(20, 300),
+    st.integers(1, 4),
+    st.sampled_from([1, 60]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_a_batch_is_divided_into_rows_of_similar_size(
+    pairs: list[tuple[int, int]], tokens: int, parallel: int, least: int, micro_batches: int
+) -> None:
+    """A multiple of the rows that are computed at the same time; with two micro-batches they are half as large."""
+    dataset, rows = dataset_of(pairs), np.arange(len(pairs))
+    batches = pack_evenly(dataset, rows, tokens, parallel, least, micro_batches)
+    assert sum(int((batch.source == EOS).sum()) for batch in batches) == len(pairs)
+    sides = dataset.source_lengths, dataset.target_lengths
+    total = max(int(side.sum()) + len(pairs) for side in sides)
+    together = max(1, min(parallel, total // least))
+    expected = math.ceil(total / (tokens * together)) * together * micro_batches
+    assert len(batches) == min(expected, len(pairs))
 
 
 def test_realistic_lengths_fill_the_rows() -> None:
