@@ -143,7 +143,8 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
         if option in ignored:
             yield f"{option}: {as_written(value)} has no effect with {ignored[option]}; remove it"
         elif option not in active_options:
-            requirement = " or ".join(dict.fromkeys(readers[option]))
+            *others, last = dict.fromkeys(readers[option])
+            requirement = f"{', '.join(others)} or {last}" if others else last
             yield f"{option}: {as_written(value)} has no effect; it only applies to {requirement}"
     yield from _switched_off(recipe, defaults, {*ignored})
 
