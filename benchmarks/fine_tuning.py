@@ -1,6 +1,6 @@
 """Fine-tuning: scores on old and new data before and after, with and without mixing and vocabulary extension.
 
-    python benchmarks/fine_tuning.py                 # about 40 minutes of two CPU cores
+    python benchmarks/fine_tuning.py                 # on two CPU cores 9 minutes for a base, 1 to 3 for a variant
     python benchmarks/fine_tuning.py --steps 6000 --batch 8192 --old-pairs 200000 --pairs 20000 --test-pairs 1000
     # reads $REGARD_DATA, writes benchmarks/fine_tuning.json
 

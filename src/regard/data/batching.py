@@ -320,9 +320,9 @@ class EpochRows:
 
 
 def share_of_old_rows(new_rows: int, old_rows: int, share: float) -> list[RowRange]:
-    """The rows of an epoch of fine-tuning: all ``new`` rows, and old ones that make up ``share`` of the epoch.
+    """The rows of an epoch of fine-tuning: all new rows, and old ones that make up ``share`` of the epoch.
 
-    The ``old`` rows follow the new ones in the dataset.
+    The old rows follow the new ones in the dataset.
     """
     return [
         RowRange(0, new_rows),

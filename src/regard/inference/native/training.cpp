@@ -552,7 +552,7 @@ const TrainingKernels& kernels() {
   return best;
 }
 
-// The helpers of a thread of the program. They end with it, but not in a process that was forked, which has none of them.
+// The helpers of a thread of the program. They end with it, except in a forked process, which does not have them.
 struct Helpers {
   Team* team = nullptr;
   pid_t owner = 0;
