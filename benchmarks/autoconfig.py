@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PAGE.write_text(replace_section(PAGE, text, BEGIN, END, content), encoding="utf-8")
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
+        folder = (given.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         jobs = [
             (corpus, recipe)
@@ -191,9 +191,8 @@ def train_and_score(
     if recipe in AUTO:
         command += [str(source), str(target), *AUTO[recipe]]
     else:
-        device = "cuda" if "CPU" not in device_name(given.device) else "cpu"
         file = folder / f"{corpus}-{recipe}.yaml"
-        file.write_text(yaml.safe_dump(hand_recipe(recipe, source, target, device)))
+        file.write_text(yaml.safe_dump(hand_recipe(recipe, source, target, given.device)))
         command.append(str(file))
     command += ["--minutes", str(given.minutes), "--out", str(out)]
     command += ["--set", f"training.device={given.device}"]
@@ -209,7 +208,11 @@ def train_and_score(
 
 
 def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str, Any]:
-    """A hand-set recipe for these files; packed on a GPU, as an expert would have it."""
+    """A hand-set recipe for these files, with the batches and the precision that are fastest on the device."""
+    import torch
+
+    from regard.training.device_speed import fastest_batches
+
     recipe: dict[str, Any] = json.loads(json.dumps(RECIPES[name]))
     count = sum(1 for _ in source.open(encoding="utf-8"))
     recipe["data"] = {
@@ -219,7 +222,9 @@ def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str,
     recipe["evaluation"] = {"metrics": ["chrf", "bleu"]}
     if target.suffix == ".zh":
         recipe["evaluation"]["tokenize"] = "zh"
-    recipe["training"]["batching"] = "packed" if device == "cuda" else "padded"
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    batching, precision = fastest_batches(torch.device("cuda" if on_gpu else "cpu"))
+    recipe["training"] |= {"batching": batching, "precision": precision}
     return recipe
 
 

@@ -1,6 +1,8 @@
 """The examples of docs/architecture.md work, and the boxes of its diagrams name files that exist."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,6 @@ PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 MODULES = {
     "class ScaleNorm": "regard.nn.norms",
     "class Dilated": "regard.nn.sparse_attention",
-    "class MinLength": "regard.decoding.logits_processors",
     "class Bitext": "regard.data.formats.plain_text",
     "class Summarizer": "regard.tasks.translation",
     "class SplitRequest": "regard.server.schemas",
@@ -55,14 +56,55 @@ assert [*pair_format(Path("my.bitext")).read(Path("my.bitext"))] == [("a", "b, c
 """
 
 
+def code_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
 def test_the_examples_work(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     examples = [
-        (module, block) for start, module in MODULES.items() for block in blocks if start in block
+        (module, block)
+        for start, module in MODULES.items()
+        for block in code_blocks()
+        if start in block
     ]
     assert len(examples) == len(MODULES)
     script = f"EXAMPLES = {examples!r}\n{CHECK}"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+
+
+def test_a_decoding_option_is_one_file(finished_run: Path, tmp_path: Path) -> None:
+    """The example, put into a copy of the source, works in the Python API and in a recipe."""
+    shutil.copytree(ROOT / "src/regard", tmp_path / "regard")
+    file = tmp_path / "regard/decoding/options_and_logits_processors.py"
+    processor = next(block for block in code_blocks() if "class MinLength" in block)
+    field = next(block for block in code_blocks() if "min_length: Annotated" in block)
+    text = file.read_text(encoding="utf-8")
+    for before, added in (
+        ("# " + "-" * 93 + "\n# The options\n", f"{processor}\n\n"),
+        ("    temperature: Annotated", field),
+        ("    temperature: float | None\n", "    min_length: int | None\n"),
+    ):
+        assert text.count(before) == 1
+        text = text.replace(before, added + before)
+    file.write_text(text, encoding="utf-8")
+    script = f"""
+import sys, regard
+from regard.recipe import make_recipe
+
+model = regard.load({str(finished_run)!r}, device="cpu")
+assert regard.__file__.startswith({str(tmp_path)!r})
+make_recipe({{"data": {{"train": {{"pairs": "x.tsv"}}}}, "decoding": {{"min_length": 5}}}}, "the example")
+for options in ({{"beam": 4}}, {{"temperature": 1.0}}):
+    texts = ["Hund", "ein Hund", "ein", "Hund ein Hund", "Hund Hund"]
+    shortest = min(len(best.tokens) for best, in model.search(texts, **options))
+    assert shortest < 40 <= min(len(best.tokens) for best, in model.search(texts, min_length=40, **options))
+"""
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
 
 
 def test_every_box_names_a_file() -> None:

@@ -17,18 +17,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decoding.beam_tree import BeamStep
-from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.hypothesis import NEG_INF, Hypothesis
 from regard.decoding.length_penalty_and_stopping import (
     GNMT,
     BeamState,
     LengthNormalization,
     Penalty,
 )
-from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
+from regard.decoding.options_and_logits_processors import LogitsProcessor, LogitsProcessorList
 from regard.decoding.search_state import (
-    NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
+    BeamSelection,
     S,
     SequenceRules,
     StepFunction,
@@ -59,8 +59,8 @@ def beam_search(
 
     step, state: the model and its initial state, with one row per sentence. max_lengths: of each sentence, EOS not
     counted. prefixes: the tokens each sentence must begin with. suppressed: tokens that are never generated. observer:
-    called after each step. processors: see ``logits_processors.py``. If they divide the beam into groups, each group
-    finishes on its own, and the best hypothesis of every group comes before the second best of any.
+    called after each step. processors: optional changes. If they divide the beam into groups, each group finishes on
+    its own, and the best hypothesis of every group comes before the second best of any.
     """
     assert beam >= 1
     assert length_penalty >= 0

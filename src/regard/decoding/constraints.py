@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypothesis import Phrase, Spelling
-from regard.decoding.logits_processors import BeamSelection, LogitsProcessor
-from regard.decoding.search_state import NEG_INF, ActiveHypotheses, BeamCandidates, S
+from regard.decoding.hypothesis import NEG_INF, Phrase, Spelling
+from regard.decoding.options_and_logits_processors import LogitsProcessor
+from regard.decoding.search_state import ActiveHypotheses, BeamCandidates, BeamSelection, S
 
 NO_TOKEN = -1
 """padding in tensors of tokens"""

@@ -7,11 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.hypothesis import NEG_INF, Hypothesis
 from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
-from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
+from regard.decoding.options_and_logits_processors import (
+    MIN_TEMPERATURE,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 from regard.decoding.search_state import (
-    NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
     S,
@@ -20,7 +23,6 @@ from regard.decoding.search_state import (
 )
 from regard.decoding.top_k import top_k
 from regard.errors import RegardError
-from regard.recipe import MIN_TEMPERATURE
 
 TokenSelector = Callable[
     [Float[Tensor, "sentences V"], ActiveHypotheses[Any]], Int[Tensor, "sentences"]
@@ -65,8 +67,6 @@ def sample(
     bos: int,
     eos: int,
     temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
     seeds: Sequence[int],
     prefixes: Sequence[Sequence[int]] | None = None,
     suppressed: Sequence[int] = (),
@@ -75,9 +75,8 @@ def sample(
 ) -> list[Hypothesis]:
     """Sample each token from the model's distribution, until EOS or the maximum length.
 
-    temperature: below 1 sharpens the distribution, above 1 flattens it. top_k: then only the k most probable tokens
-    remain (0: all); top_p: then only the fewest of them that together have this probability (Holtzman et al. 2020).
-    seeds: one per sentence, so that a sample does not depend on the other sentences of the batch.
+    temperature: below 1 sharpens the distribution, above 1 flattens it. seeds: one per sentence, so that a sample does
+    not depend on the other sentences of the batch. processors: may truncate the distribution (top-k, top-p).
 
     The log-probabilities of the result are the model's, not those of the truncated distribution.
     """
@@ -86,21 +85,19 @@ def sample(
             f"temperature {temperature}: must be at least {MIN_TEMPERATURE}; "
             "for temperature 0, use greedy search"
         )
-    if not 0 < top_p <= 1:
-        raise RegardError(f"top_p {top_p}: must be above 0 and at most 1")
-    if top_k < 0:
-        raise RegardError(f"top_k {top_k}: must be 0 (all tokens) or more")
     rules = SequenceRules.create(max_lengths, bos, eos, prefixes, suppressed, device)
     assert len(seeds) == len(max_lengths)
     if not max_lengths:
         return []
     longest = 1 + int(rules.max_lengths.max())
+    truncate = LogitsProcessorList(processors).truncate_distribution
     uniform = torch.stack([_uniform(seed, longest) for seed in seeds]).to(device)
 
     def draw(
         log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[S]
     ) -> Int[Tensor, "sentences"]:
-        probabilities = _truncate_top_k_top_p(log_probabilities / temperature, top_k, top_p)
+        # A row in which every token is forbidden has NaN; the token drawn there is not used.
+        probabilities = truncate(log_probabilities / temperature).softmax(-1).nan_to_num(nan=1.0)
         # Like torch.multinomial, but much faster: one random number per row instead of one per token.
         cumulative = probabilities.double().cumsum(-1)
         threshold = uniform[active.sentences, active.length].unsqueeze(1) * cumulative[:, -1:]
@@ -176,22 +173,3 @@ def _most_probable(
 def _uniform(seed: int, count: int) -> Float[Tensor, " count"]:
     """Random numbers from 0 to 1. They are the same on every device; the first n do not depend on the count."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def _truncate_top_k_top_p(
-    log_probabilities: Float[Tensor, "sentences V"], top_k: int, top_p: float
-) -> Float[Tensor, "sentences V"]:
-    """Top-k sampling and nucleus sampling (top-p): only the most probable tokens keep a probability above 0.
-
-    The sum of the probabilities need not be 1.
-    """
-    if top_k == 0 and top_p == 1:  # all tokens: no need to sort
-        return log_probabilities.softmax(-1).nan_to_num(nan=1.0)
-    V = log_probabilities.shape[1]
-    sorted_log_probabilities, tokens = log_probabilities.sort(descending=True, stable=True)
-    sorted_log_probabilities[:, top_k or V :] = NEG_INF
-    probabilities = sorted_log_probabilities.softmax(-1)
-    cumulative_before = probabilities.cumsum(-1) - probabilities
-    # A row in which every token is forbidden has NaN; the token sampled there is not used.
-    probabilities = probabilities.masked_fill(cumulative_before >= top_p, 0.0).nan_to_num(nan=1.0)
-    return torch.zeros_like(probabilities).scatter(1, tokens, probabilities)

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
+
+NEG_INF = -inf
+"""log-probability of an impossible token or hypothesis"""
 
 # ---------------------------------------------------------------------------------------------
 # Phrases that the output must contain

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypothesis import Hypothesis
-from regard.decoding.search_state import NEG_INF
+from regard.decoding.hypothesis import NEG_INF, Hypothesis
 
 PredictFunction = Callable[
     [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]],

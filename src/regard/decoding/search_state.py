@@ -6,17 +6,15 @@ Shape letters: ``sentences`` are the sentences still being decoded, ``beams`` th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.hypothesis import NEG_INF, Hypothesis
 from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
 
-NEG_INF = -torch.inf
-"""log-probability of an impossible token or hypothesis"""
 ANY_TOKEN = -1
 """in a padded prefix: no token is forced at this position"""
 
@@ -48,6 +46,9 @@ S = TypeVar("S", bound=StepState)
 
 StepFunction = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
 """The last token of each row and the state, to the logits of the next token and the new state."""
+
+LastAttention = Callable[[], Float[Tensor, "sentences beams S"]]
+"""The cross-attention weights of each hypothesis in the last step; they sum to 1 over the source."""
 
 # ---------------------------------------------------------------------------------------------
 # Rules for the next token
@@ -158,12 +159,58 @@ class BeamCandidates:
         """The candidates of these sentences."""
         return self._map(lambda x: x[sentences])
 
+    @classmethod
+    def concatenate(cls, groups: Sequence["BeamCandidates"]) -> "BeamCandidates":
+        """The candidates of several groups of beams, next to each other."""
+        return cls(
+            torch.cat([group.beams for group in groups], dim=1),
+            torch.cat([group.tokens for group in groups], dim=1),
+            torch.cat([group.log_probabilities for group in groups], dim=1),
+            torch.cat([group.totals for group in groups], dim=1),
+        )
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> "BeamCandidates":
         return BeamCandidates(
             function(self.beams),
             function(self.tokens),
             function(self.log_probabilities),
             function(self.totals),
+        )
+
+
+class BeamSelection(NamedTuple):
+    """The outcome of one step of beam search."""
+
+    candidates: BeamCandidates
+    """the candidates that were considered, best first"""
+    finished: Bool[Tensor, "sentences count"]
+    """which candidates finish a hypothesis"""
+    continued: BeamCandidates
+    """the candidates that become the active hypotheses of the next step"""
+    none_finished: bool = False
+    """No candidate finishes a hypothesis. If False, read ``finished``, which waits for the GPU."""
+
+    @classmethod
+    def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":
+        """EOS among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not EOS are continued."""
+        is_eos = candidates.tokens == eos
+        if not is_eos.any():  # the most frequent case
+            return cls(candidates, is_eos, candidates.first(beam), none_finished=True)
+        rank = torch.arange(is_eos.shape[1], device=is_eos.device)
+        finished = is_eos & (rank < beam) & (candidates.totals > NEG_INF)
+        order = is_eos.int().argsort(dim=1, stable=True)[:, :beam]
+        continued = candidates.select(order)
+        # With a tiny vocabulary there may be too few other tokens: EOS fills the beam, as impossible hypotheses.
+        totals = continued.totals.masked_fill(is_eos.gather(1, order), NEG_INF)
+        return cls(candidates, finished, replace(continued, totals=totals))
+
+    @classmethod
+    def concatenate(cls, selections: Sequence["BeamSelection"]) -> "BeamSelection":
+        """The selections of several groups of beams as one."""
+        return cls(
+            BeamCandidates.concatenate([selection.candidates for selection in selections]),
+            torch.cat([selection.finished for selection in selections], dim=1),
+            BeamCandidates.concatenate([selection.continued for selection in selections]),
         )
 
 

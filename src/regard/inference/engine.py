@@ -484,8 +484,4 @@ class Engine:
 
 def reads_attention(decoding: DecodingConfig) -> bool:
     """Whether a logits processor needs attention weights, which only the plain network can record."""
-    if not decoding.logits_processors:
-        return False
-    from regard.decoding.logits_processors import enabled_processors
-
-    return any(processor.needs_attention for processor in enabled_processors(decoding.model_copy()))
+    return any(processor.needs_attention for processor in decoding.logits_processors)

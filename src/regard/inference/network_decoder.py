@@ -21,13 +21,12 @@ from regard.decoding.constraints import Constraints, WordBoundaries
 from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.logits_processors import (
-    DecodingContext,
-    LastAttention,
-    LogitsProcessor,
-    enabled_processors,
-)
 from regard.decoding.mask_predict import mask_predict
+from regard.decoding.options_and_logits_processors import (
+    DecodingContext,
+    LogitsProcessor,
+)
+from regard.decoding.search_state import LastAttention
 from regard.errors import RegardError
 from regard.inference.engine import SearchInterrupted
 from regard.inference.packed_transformer import PackedEnsemble, PackedTransformer, inference_context
@@ -121,8 +120,6 @@ class NetworkDecoder:
             return partial(
                 sample,
                 temperature=temperature,
-                top_k=decoding.top_k,
-                top_p=decoding.top_p,
                 seeds=[sample_seed(decoding.seed, request) for request in requests],
             )
         constrained = bool(requests[0].phrases)
@@ -186,7 +183,7 @@ class NetworkDecoder:
                 record_cross_attention=partial(record_cross_attention, network, recording),
                 eos=EOS,
             )
-            for processor in enabled_processors(decoding):
+            for processor in decoding.logits_processors:
                 processors.append(processor.from_options(decoding, context))
             yield processors
 

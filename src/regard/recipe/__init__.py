@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.recipe.decoding import (
+    from regard.decoding.options_and_logits_processors import (
         MBR_TEMPERATURE as MBR_TEMPERATURE,
         MIN_TEMPERATURE as MIN_TEMPERATURE,
         DecodingConfig as DecodingConfig,
@@ -47,19 +47,21 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "decoding": "MBR_TEMPERATURE MIN_TEMPERATURE DecodingConfig DecodingOptions",
-    "parsing": """
+    "decoding.options_and_logits_processors": """
+        MBR_TEMPERATURE MIN_TEMPERATURE DecodingConfig DecodingOptions
+    """,
+    "recipe.parsing": """
         abbreviate bundled_recipes decoding_overrides load_recipe make_recipe
         override_decoding parse_choice parse_recipe suggest
     """,
-    "presets": "PRESETS Preset",
-    "registry": "FORMATS Choice Registry",
-    "schema": """
+    "recipe.presets": "PRESETS Preset",
+    "recipe.registry": "FORMATS Choice Registry",
+    "recipe.schema": """
         ALL_BUT FREEZE_GROUPS AttentionSite AugmentConfig CleaningConfig DataConfig
         DataFiles Device ModelConfig Precision Recipe TokenizerConfig TrainingConfig
         is_url language_tag
     """,
-    "validation": "PACKED_CHUNKS as_written max_sequence_length model_choices",
+    "recipe.validation": "PACKED_CHUNKS as_written max_sequence_length model_choices",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -70,5 +72,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in _MODULES:
         raise AttributeError(f"module 'regard.recipe' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"regard.recipe.{_MODULES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"regard.{_MODULES[name]}"), name)
     return value

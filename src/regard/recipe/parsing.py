@@ -14,8 +14,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from regard.decoding.options_and_logits_processors import DecodingConfig
 from regard.errors import RegardError
-from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
     DERIVED_KEYS,

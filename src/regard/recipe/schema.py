@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from regard.recipe.decoding import DecodingConfig
+from regard.decoding.options_and_logits_processors import DecodingConfig
 from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
 from regard.recipe.registry import find_registry
 from regard.recipe.validation import Section, find_problems, registered

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.decoding.beam_search import beam_search
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
-from regard.decoding.logits_processors import LogitsProcessor
+from regard.decoding.options_and_logits_processors import LogitsProcessor
 
 BOS, EOS = 0, 1
 Prefix = tuple[int, ...]

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 from regard.decoding.constraints import Constraints, WordBoundaries, _fallback
 from regard.decoding.hypothesis import Phrase, Spelling, tokens_needed
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.logits_processors import LogitsProcessor, NoRepeatNgram
+from regard.decoding.options_and_logits_processors import LogitsProcessor, NoRepeatNgram
 from tests.unit.decoding.mock_model import (
     BOS,
     EOS,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from pydantic import ValidationError
 
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy, sample
@@ -15,6 +16,7 @@ from regard.decoding.length_penalty_and_stopping import (
     LENGTH_NORMALIZATIONS,
     LengthNormalization,
 )
+from regard.decoding.options_and_logits_processors import DecodingConfig, TopK, TopP
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
     BOS,
@@ -185,9 +187,16 @@ def frequencies(found: list[Hypothesis]) -> list[float]:
 
 def test_samples_follow_the_distribution_and_its_truncations() -> None:
     assert frequencies(draws(2000)) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.04)
-    assert frequencies(draws(2000, top_k=2)) == pytest.approx([5 / 8, 3 / 8, 0, 0], abs=0.04)
-    assert frequencies(draws(2000, top_p=0.7)) == pytest.approx([5 / 8, 3 / 8, 0, 0], abs=0.04)
-    assert frequencies(draws(50, top_p=0.01)) == [1.0, 0, 0, 0]
+    assert frequencies(draws(2000, processors=[TopK(2)])) == pytest.approx(
+        [5 / 8, 3 / 8, 0, 0], abs=0.04
+    )
+    assert frequencies(draws(2000, processors=[TopP(0.7)])) == pytest.approx(
+        [5 / 8, 3 / 8, 0, 0], abs=0.04
+    )
+    assert frequencies(draws(50, processors=[TopP(0.01)])) == [1.0, 0, 0, 0]
+    # 0.6 of the two tokens that top-k leaves, of which the first has 5 / 8.
+    assert frequencies(draws(50, processors=[TopK(2), TopP(0.6)])) == [1.0, 0, 0, 0]
+    assert frequencies(draws(50, processors=[TopK(9), TopP(1.0)])) == frequencies(draws(50))
     assert frequencies(draws(50, temperature=0.01)) == [1.0, 0, 0, 0]
     squares = [0.25, 0.09, 0.0225, 0.0025]
     sharper = [square / sum(squares) for square in squares]
@@ -196,11 +205,13 @@ def test_samples_follow_the_distribution_and_its_truncations() -> None:
 
 def test_samples_depend_on_the_seed_and_have_the_models_probabilities() -> None:
     assert draws(50, seed=4) == draws(50, seed=4) != draws(50, seed=5)
-    for one in draws(50, top_k=1, temperature=0.2):
+    for one in draws(50, processors=[TopK(1)], temperature=0.2):
         assert one.token_log_probabilities == pytest.approx([math.log(0.5), 0.0])
 
 
 def test_invalid_sampling_options_are_errors() -> None:
-    for wrong in ({"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}):
-        with pytest.raises(RegardError, match=next(iter(wrong))):
-            draws(1, **wrong)
+    with pytest.raises(RegardError, match="temperature 0"):
+        draws(1, temperature=0.0)
+    for wrong in ({"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"temperature": 0.001}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            DecodingConfig.model_validate({"temperature": 1.0, **wrong})

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -13,17 +14,17 @@ from regard.decoding.beam_search import beam_search
 from regard.decoding.constraints import Constraints, WordBoundaries
 from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
-from regard.decoding.logits_processors import (
-    OPTIONAL_PROCESSORS,
+from regard.decoding.options_and_logits_processors import (
     CoveragePenalty,
     DecodingContext,
     DiverseBeamGroups,
     LogitsProcessorList,
     NoRepeatNgram,
     RepetitionPenalty,
+    TopK,
+    TopP,
 )
 from regard.recipe import DecodingConfig
-from regard.recipe.decoding import LOGITS_PROCESSOR
 from tests.unit.decoding.mock_model import (
     BOS,
     EOS,
@@ -37,11 +38,17 @@ from tests.unit.decoding.mock_model import (
 )
 
 
-def test_every_option_with_a_processor_is_marked() -> None:
-    """Without the mark, the native decoder would ignore the option."""
-    fields = DecodingConfig.model_fields.items()
-    marked = {name for name, field in fields if LOGITS_PROCESSOR in field.metadata}
-    assert marked == {*OPTIONAL_PROCESSORS}
+def test_shapes_are_checked_although_the_module_does_not_need_torch() -> None:
+    with pytest.raises(jaxtyping.TypeCheckError):
+        TopK(1).truncate_distribution(torch.zeros(2, 3, 4))
+
+
+def test_options_turn_on_their_processors() -> None:
+    assert DecodingConfig().logits_processors == []
+    assert DecodingConfig(beam=1, length_penalty=1.0).logits_processors == []
+    assert DecodingConfig(no_repeat_ngram=2).logits_processors == [NoRepeatNgram]
+    decoding = DecodingConfig(temperature=1.0, top_p=0.5, repetition_penalty=2.0)
+    assert decoding.logits_processors == [RepetitionPenalty, TopP]
 
 
 def test_at_most_one_processor_may_select() -> None:
