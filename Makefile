@@ -6,7 +6,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 	--lib es2022,dom,dom.iterable \
 	$(addprefix src/regard/inspection/web/,main.js packed_script.js model/worker.js)
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
+PYTEST := $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo test test-browser test-long test-data faults fuzz lock audit mutants check format

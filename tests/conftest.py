@@ -8,6 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
+# One thread, unless the caller says otherwise, because the models are small; before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
