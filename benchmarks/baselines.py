@@ -37,7 +37,7 @@ from regard.nn.layers import EncoderLayer
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.lstm import LSTMDecoderLayer
 from regard.training.model_card import hardware
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"

@@ -14,9 +14,8 @@ import torch
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import checkpoint_activations
 from regard.recipe import make_recipe
-from regard.training.micro_batches import is_out_of_memory
 from regard.training.model_card import hardware
-from regard.training.train_step import StepScalars
+from regard.training.train_step import StepScalars, is_out_of_memory
 from scaling.random_model import VOCABULARY, RandomModel
 
 WIDTH, TOKENS = 2_048, 32

@@ -10,7 +10,7 @@ from regard.data.batching import Batch
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Recipe
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.sharding import local_part
 from regard.training.train_step import StepScalars, TrainStep
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regard.training import autoconfig
-from regard.training.device_speed import DeviceSpeed
+from regard.training.cost_model import DeviceSpeed
 from tests.cli.commands import SMALL_MODEL, inside, succeeds_inside, write
 
 WORDS = (

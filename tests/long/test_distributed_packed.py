@@ -26,7 +26,7 @@ from regard.storage.run_dir import RunDir
 from regard.training import distributed, run_mirror
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from regard.training.distributed import FlatGradients, backward_order, process_group, share_size
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, environment, inside, sequences, write, write_recipe
 from tests.unit.training.test_packed_batches import dataset_of, loss_fn_of, recipe_of

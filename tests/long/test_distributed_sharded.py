@@ -14,7 +14,7 @@ from regard.storage.run_dir import RunDir
 from regard.training import run_mirror
 from regard.training.checkpoint import checkpoint_files, checkpoint_name
 from regard.training.distributed import process_group
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.sharding import gather_tensors, gathered, local_part, shard, shard_like
 from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, inside

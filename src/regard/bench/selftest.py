@@ -43,7 +43,7 @@ from regard.recipe import Precision, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.cuda_graph import CUDAGraphStep
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.run import train
 from regard.training.train_step import StepScalars, TrainStep
 

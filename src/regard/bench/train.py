@@ -40,6 +40,7 @@ from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import ModelConfig, Preset, Recipe, make_recipe
+from regard.training.cost_model import matmul_speed
 from regard.training.cpu_kernels import (
     CPU_ROW_TOKENS,
     attach_cpu_kernels,
@@ -47,8 +48,7 @@ from regard.training.cpu_kernels import (
     has_cpu_kernels,
 )
 from regard.training.cuda_graph import EAGER_STEPS, CUDAGraphStep
-from regard.training.device_speed import matmul_speed
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import (
     MIN_ROW_TOKENS,
     StepScalars,

@@ -28,7 +28,7 @@ from regard.nn.positions import NoPosition
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, checkpoint_weights
-from regard.training.optimizers_and_schedules import learning_rate
+from regard.training.optimizers import learning_rate
 
 if TYPE_CHECKING:
     from regard.data.dependency_trees import ParsedSentence

@@ -5,15 +5,16 @@
     prepare_data, prepare_data_shards  tokenize the corpus once, in one process or many
     data_loader                        the batches of each epoch
     trainer, train_step                the training loop; one optimizer step, in micro-batches if need be
-    optimizers_and_schedules           Adam, SGD …; noam, cosine, constant
+    optimizers                         Adam, Muon, SGD …; learning rate schedules: noam, cosine, constant
     checkpoint, stopping               save, resume, average; when training stops
     distributed, sharding              several processes: data parallelism, FSDP
-    cpu_kernels                        native kernels of packed batches
+    sharded_checkpoint, run_mirror     checkpoints in parts; copies of the run on machines that do not share a folder
+    cpu_kernels, cuda_graph            a step with native kernels on a CPU, or as one CUDA graph
     fine_tuning, distillation          start from another run; learn from a teacher
-    autoconfig, device_speed           choose a recipe, for the speed of the device
-    planner, cost_model                fit the time; estimate other machines
-    progress, evaluation               what is reported during training; validation, scores and the summary
+    autoconfig, planner                choose a recipe for data, device and time; fit the steps to the time
+    cost_model                         measure the speed of this device; predict that of others
+    progress, evaluation               what is reported during training; validation, summary, forgetting
     model_card                         after training: average, score, write the card
 
-The others compare and check: ``train_test_overlap``, ``forgetting``, ``compare_runs``, ``pair_scoring``.
+The others compare and check: ``train_test_overlap``, ``compare_runs``, ``pair_scoring``.
 """

@@ -21,7 +21,7 @@ from regard.recipe import (
     TokenizerConfig,
     make_recipe,
 )
-from regard.training.device_speed import DeviceSpeed, measure_device
+from regard.training.cost_model import DeviceSpeed, measure_device
 from regard.training.planner import duration
 from regard.training.train_step import MAX_WORKERS
 

@@ -39,6 +39,15 @@ def fastest_cpu_precision() -> Literal["bf16", "fp32"]:
     return "bf16" if has_avx512_bf16() and has_onednn_bf16() else "fp32"
 
 
+def fastest_batches(
+    device: torch.device,
+) -> tuple[Literal["padded", "packed"], Literal["auto", "fp32", "bf16"]]:
+    """The values of ``training.batching`` and ``training.precision`` with which a Transformer trains fastest."""
+    if device.type == "cuda":
+        return "packed", "auto"
+    return ("packed" if has_cpu_kernels() else "padded"), fastest_cpu_precision()
+
+
 def attach_cpu_kernels(loss_fn: TrainingLoss) -> None:
     """Let a network, its loss and its teacher use the native kernels. The native library must be there."""
     networks: list[nn.Module] = [loss_fn.network, *loss_fn.teachers]

@@ -34,10 +34,9 @@ from regard.recipe import PACKED_CHUNKS, Recipe, model_choices
 from regard.tasks.base import PairEncoder
 from regard.training.cpu_kernels import CPU_ROW_TOKENS, has_cpu_kernels
 from regard.training.distributed import ProcessGroup, share_size
-from regard.training.micro_batches import split_rows
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.prepare_data import PreparedData
-from regard.training.train_step import MIN_ROW_TOKENS
+from regard.training.train_step import MIN_ROW_TOKENS, split_rows
 
 
 class DataCursor(NamedTuple):

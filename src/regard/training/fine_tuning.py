@@ -2,7 +2,7 @@
 
 The recipe key is ``training.init_from``. This module chooses a recipe for new data
 (``regard train more.tsv --from RUN``), initializes the tokenizer and weights, extends the vocabulary, freezes weights,
-and mixes in pairs from the training data of the run. ``forgetting.py`` scores the result.
+and mixes in pairs from the training data of the run. ``evaluation.py`` scores the result.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from regard.recipe import (
 )
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files
-from regard.training.device_speed import fastest_batches
+from regard.training.cpu_kernels import fastest_batches
 from regard.training.distillation import teacher_tokenizer
-from regard.training.optimizers_and_schedules import learning_rate
+from regard.training.optimizers import learning_rate
 
 # ---------------------------------------------------------------------------------------------
 # The recipe: what comes from the run, and what is chosen from the new data

@@ -29,11 +29,11 @@ from regard.tasks import Translator
 from regard.training.checkpoint import average_checkpoints, checkpoint_step
 from regard.training.evaluation import (
     perplexity,
+    score_after_fine_tuning,
     summarize,
     summary_seconds,
     tune_length_penalty,
 )
-from regard.training.forgetting import score_after
 from regard.training.planner import (
     decoding_seconds,
     estimate_validation_time,
@@ -110,7 +110,9 @@ def finish(
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
-    fine_tuning = score_after(trainer.run, trainer.recipe, trainer.model, reporter, deadline)
+    fine_tuning = score_after_fine_tuning(
+        trainer.run, trainer.recipe, trainer.model, reporter, deadline
+    )
     card |= {"fine_tuning": fine_tuning} if fine_tuning else {}
     card["scoring_seconds"] = round(time.monotonic() - start, 1)
     trainer.run.write_card(card)

@@ -16,7 +16,7 @@ from regard.data.corpus import read_pairs
 from regard.recipe import Recipe
 from regard.tasks import Translator
 from regard.training.evaluation import evenly_spaced, summary_seconds
-from regard.training.optimizers_and_schedules import SCHEDULES
+from regard.training.optimizers import SCHEDULES
 
 if TYPE_CHECKING:
     from regard.training.progress import ProgressReporter

@@ -24,9 +24,8 @@ from regard.training.distributed import (
     is_connection_lost,
     process_group,
 )
+from regard.training.evaluation import forgetting_seconds, score_before_fine_tuning
 from regard.training.fine_tuning import check_initial_run
-from regard.training.forgetting import score_before, scoring_seconds
-from regard.training.micro_batches import is_out_of_memory
 from regard.training.model_card import finish, hardware
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare_data import check_files, open_prepared, prepare
@@ -41,6 +40,7 @@ from regard.training.resume import (
 )
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
+from regard.training.train_step import is_out_of_memory
 from regard.training.trainer import Trainer, describe_environment
 
 RESUME_HINT = "To resume, run the same command again."
@@ -156,7 +156,7 @@ def _train(
     def prepare_run() -> None:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
-        score_before(run, recipe, reporter, deadline)
+        score_before_fine_tuning(run, recipe, reporter, deadline)
 
     group.on_main(prepare_run)
     if mirror is not None:
@@ -219,7 +219,7 @@ def _make_plan(
             trainer = _replace_trainer(trainer, after, reporter, speed)
             step = measure_steps(trainer, deadline - time.monotonic())
         trainer.automatic = automatic
-    scoring = scoring_seconds(trainer.run, trainer.recipe)
+    scoring = forgetting_seconds(trainer.run, trainer.recipe)
     fitted = trainer.group.broadcast(plan(trainer, deadline, step, scoring))
     trainer.set_recipe(fitted.recipe)
     trainer.announced_steps = fitted.recipe.training.steps

@@ -59,14 +59,7 @@ from regard.training.evaluation import (
     report_validation,
 )
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
-from regard.training.micro_batches import (
-    estimate_micro_batches,
-    fits_in_memory,
-    is_out_of_memory,
-    largest_batch,
-    release_memory,
-)
-from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
+from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
@@ -86,7 +79,17 @@ from regard.training.stopping import (
     catch_signals,
     early_stop,
 )
-from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
+from regard.training.train_step import (
+    StepScalars,
+    ThreadedTrainStep,
+    TrainStep,
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    parallel_rows,
+    release_memory,
+)
 
 PREFETCHED_BATCHES = 8
 

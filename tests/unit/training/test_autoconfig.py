@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
 from regard.training.autoconfig import MIN_PAIRS, MODEL_RULES, _alternatives, autoconfigure
-from regard.training.device_speed import DeviceSpeed
+from regard.training.cost_model import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
 

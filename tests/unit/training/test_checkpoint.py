@@ -35,7 +35,7 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.distributed import ProcessGroup
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 
 SmallRecipe = Callable[..., Recipe]
 STATE = TrainingState(7, 2, 31, 123_456, 9.75, [(3, -12.5, 2.0), (6, 0.1 + 0.2, 1.5)])

@@ -13,16 +13,19 @@ import torch
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Recipe, load_recipe, make_recipe
-from regard.training import cost_model, device_speed
+from regard.training import cost_model
 from regard.training.cost_model import (
     ACCELERATORS,
+    PARALLEL_EFFICIENCY,
+    CoreSpeed,
+    DeviceSpeed,
     ModelSize,
     describe,
     estimate,
     exchange_seconds,
+    measure_device,
     step_cost,
 )
-from regard.training.device_speed import CoreSpeed
 
 
 def recipe_of(
@@ -196,23 +199,23 @@ def test_a_core_is_measured_with_two_sizes(monkeypatch: pytest.MonkeyPatch) -> N
 
         return step
 
-    monkeypatch.setattr(device_speed, "_random_step", fake_step)
+    monkeypatch.setattr(cost_model, "_random_step", fake_step)
     monkeypatch.setattr(time, "process_time", lambda: clock[0])
-    speed = device_speed.measure_core(recipe_of("tiny", 8_000, 1000))
+    speed = cost_model.measure_core(recipe_of("tiny", 8_000, 1000))
     assert speed == pytest.approx((0.002, 0.1))
     assert {*threads} == {1}
 
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
 def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_speed, "CORE_TOKENS", (50, 2_000))
+    monkeypatch.setattr(cost_model, "CORE_TOKENS", (50, 2_000))
     sections = {
         "data": {"train": {"source": "a", "target": "b"}},
         "tokenizer": {"vocab_size": 500},
         "model": {"preset": "tiny", "d_model": 32, "d_ff": 64},
         "training": {"batching": batching},
     }
-    speed = device_speed.measure_core(make_recipe(sections, "test"))
+    speed = cost_model.measure_core(make_recipe(sections, "test"))
     assert speed.seconds_per_token > 0
     assert speed.seconds_per_step >= 0
 
@@ -227,9 +230,9 @@ def test_on_a_busy_machine_the_speed_of_a_core_is_positive(monkeypatch: pytest.M
 
         return step
 
-    monkeypatch.setattr(device_speed, "_random_step", fake_step)
+    monkeypatch.setattr(cost_model, "_random_step", fake_step)
     monkeypatch.setattr(time, "process_time", lambda: clock[0])
-    speed = device_speed.measure_core(recipe_of("tiny", 8_000, 1000))
+    speed = cost_model.measure_core(recipe_of("tiny", 8_000, 1000))
     assert speed == pytest.approx((0.5 / 2_000, 0.0))
 
 
@@ -271,3 +274,34 @@ def test_the_plan_says_how_much_of_the_time_is_preparing() -> None:
 def test_another_architecture_is_refused() -> None:
     with pytest.raises(RegardError, match=r"model\.architecture: lstm: only the transformer"):
         estimate(recipe_of("tiny", 8_000, 1000, architecture="lstm"), "h100", [1])
+
+
+# ---------------------------------------------------------------------------------------------
+# The speed of this device
+
+
+def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
+    speed = DeviceSpeed("cuda", 1_200.0)
+    assert [speed.tokens_per_second(cost) for cost in (0.5, 1, 12)] == [2_400, 1_200, 100]
+    measured = measure_device(torch.device("cpu"))
+    assert measured.device == "cpu"
+    assert measured.reference > 10
+
+
+def test_the_speed_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    try:
+        alone = measure_device(torch.device("cpu"))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        together = measure_device(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    assert (alone.name, alone.spare_cores) == ("2 CPU cores", 1)
+    assert (together.name, together.spare_cores) == ("6 CPU cores in 3 processes", 0)
+    # A step takes one tick. Alone it has a row of 1,000 tokens for each thread.
+    assert (alone.reference, together.reference) == pytest.approx(
+        (2_000, 3 * PARALLEL_EFFICIENCY * 1_000), rel=0.02
+    )

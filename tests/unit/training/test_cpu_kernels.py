@@ -22,7 +22,7 @@ from regard.training.cpu_kernels import (
     native_chunk_loss,
     packed_attention,
 )
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
 from tests.unit.training.test_packed_batches import VOCABULARY, dataset_of, loss_fn_of, recipe_of
 

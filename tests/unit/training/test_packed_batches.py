@@ -29,7 +29,7 @@ from regard.nn.loss import Seq2SeqLoss, chunk_loss
 from regard.recipe import Recipe, make_recipe
 from regard.training.cuda_graph import CUDAGraphStep, DistributedCUDAGraphStep
 from regard.training.distributed import FlatGradients, ProcessGroup
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
 
 VOCABULARY = 50

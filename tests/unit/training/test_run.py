@@ -8,7 +8,7 @@ import pytest
 from regard.recipe import DataFiles, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.autoconfig import AutomaticRecipe, autoconfigure
-from regard.training.device_speed import DeviceSpeed
+from regard.training.cost_model import DeviceSpeed
 from regard.training.run import train
 
 FILES = DataFiles(pairs=("x.tsv",))

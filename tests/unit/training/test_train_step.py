@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from regard.data.batching import Batch, pack_evenly
 from regard.recipe import TrainingConfig, make_recipe
 from regard.training.cpu_kernels import attach_cpu_kernels, has_cpu_kernels
-from regard.training.optimizers_and_schedules import OPTIMIZERS
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import (
     StepScalars,
     ThreadedTrainStep,
