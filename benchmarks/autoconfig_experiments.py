@@ -73,6 +73,15 @@ SETTINGS = {
     "wide-d1-muon2": Setting(WIDE, 0.1, 0.0, 0.002, 4_096, training=MUON),
     "tiny-muon6": Setting(TINY, 0.1, 0.0, 0.006, 2_048, cpu_cost=1.2, training=MUON),
     "tiny-muon10": Setting(TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.2, training=MUON),
+    "tiny-muon10-d3": Setting(TINY, 0.3, 0.0, 0.010, 2_048, cpu_cost=1.2, training=MUON),
+    "tiny-muon10-r2": Setting(TINY, 0.2, 2.0, 0.010, 2_048, cpu_cost=2.4, training=MUON),
+    "tiny-muon10-s3": Setting(
+        TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.2, training={**MUON, "subword_sampling": 0.3}
+    ),
+    "tiny-muon10-s5": Setting(
+        TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.2, training={**MUON, "subword_sampling": 0.5}
+    ),
+    "shallow-d3": Setting(SHALLOW, 0.3, 0.0, 0.002, 1_024, cpu_cost=2.3),
     "tiny-muon10-4k": Setting(TINY, 0.1, 0.0, 0.010, 4_096, cpu_cost=1.1, training=MUON),
     "shallow-muon4": Setting(SHALLOW, 0.1, 0.0, 0.004, 2_048, cpu_cost=3.4, training=MUON),
     "shallow-muon8": Setting(SHALLOW, 0.1, 0.0, 0.008, 2_048, cpu_cost=3.4, training=MUON),
@@ -130,6 +139,32 @@ EXPERIMENTS = [
     *on_cpu("l10n-30k", 15, ["tiny", "tiny-muon10"]),
     *on_cpu("tatoeba-ende", 15, ["tiny", "tiny-muon10"]),
     *on_cpu("en-ibo", 15, ["tiny", "tiny-muon10"]),
+    *on_cpu(
+        "multi30k-2k",
+        9,
+        [
+            "tiny-muon10",
+            "tiny-muon10-r2",
+            "tiny-muon10-d3",
+            "shallow-d3",
+            "shallow-r2",
+            "tiny-muon10-s3",
+            "tiny-muon10-s5",
+        ],
+    ),
+    *on_cpu(
+        "multi30k-5k",
+        22,
+        [
+            "tiny-muon10",
+            "tiny-muon10-r2",
+            "tiny-muon10-d3",
+            "shallow-d3",
+            "shallow-r2",
+            "tiny-muon10-s3",
+            "tiny-muon10-s5",
+        ],
+    ),
 ]
 
 

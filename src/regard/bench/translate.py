@@ -27,6 +27,7 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import Request
+from regard.inference.worker_pool import on_one_core
 from regard.interop.base import require_package
 from regard.interop.convert import export_model
 from regard.interop.huggingface import quiet
@@ -94,7 +95,8 @@ def preset_workload(
     )
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: (Pair(word, word) for word in words))
     torch.manual_seed(SEED)
-    network = Translator.build(recipe, tokenizer)
+    with on_one_core():  # workers can be forked only from a process without threads
+        network = Translator.build(recipe, tokenizer)
     assert isinstance(network, Transformer)
     assert network.projection.bias is not None
     with torch.no_grad():
