@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import inside
+from tests.cli.commands import inside, succeeds
 
 TINY = ("--preset", "tiny", "--batch", 3, "--beam", 2, "--repeats", 1, "--threads", 2)
 
@@ -45,6 +45,15 @@ def test_each_precision_has_a_row_in_the_table(tmp_path: Path) -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines[2:]] == [["regard", "fp32"], ["regard", "int8"]]
     assert lines[2][4:6] == ["1.00x", "100%"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, processes are not forked")
+def test_a_random_model_is_translated_in_worker_processes_like_a_trained_one(
+    tmp_path: Path,
+) -> None:
+    # In a process of its own: this one has threads, beside which workers are not forked.
+    done = succeeds("bench", "translate", *TINY, "--precision", "fp32", cwd=tmp_path)
+    assert "fp32 on cpu, 2 worker processes" in done.stdout
 
 
 @pytest.mark.parametrize(

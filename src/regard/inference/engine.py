@@ -273,8 +273,9 @@ class Engine:
         if not self.is_packed:
             reason = self._unsupported_reason() or "the weights may still change"
             return f"{self.precision} on {device}, without packed weights ({reason})"
-        batches = "1 batch" if self.threads == 1 else f"{self.threads} batches"
-        parallelism = f", {batches} at a time" if self.on_cpu else ""
+        workers = "thread" if self.pool is None else "worker process"
+        plural = "" if self.threads == 1 else "es" if self.pool else "s"
+        parallelism = f", {self.threads} {workers}{plural}" if self.on_cpu else ""
         weights = self.packed if self.native is None else self.native.weights
         assert weights is not None
         return f"{self.precision} on {device}{self._kernels}{parallelism}, {weights.bytes / 1e6:.1f} MB of weights"

@@ -163,7 +163,7 @@ def curves(run: RunDir) -> dict[str, Any]:
     train = {event["step"]: event for event in finite if event["event"] == "step"}
     valid = {event["step"]: event for event in finite if event["event"] == "valid"}
     starts = [event for event in events if event["event"] == "start"]
-    others = ("step", "event", "time", "best", "loss", "perplexity")
+    others = ("step", "event", "time", "best", "seconds", "loss", "perplexity")
     metric = next((name for name in next(iter(valid.values()), {}) if name not in others), None)
     return {
         "finished": run.card_file.is_file(),

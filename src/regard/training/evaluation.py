@@ -77,8 +77,13 @@ def report_validation(
     validation: Validation,
     best: bool,
     change: float | None,
+    seconds: float,
 ) -> None:
-    """Print and log a validation; ``change`` is the improvement of the score since the one before."""
+    """Print and log a validation.
+
+    change: the improvement of the score since the validation before.
+    seconds: how long the validation took.
+    """
     values = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
     text = f"step {step:,}: validation loss {validation.loss:.3f}"
     if validation.result is not None:
@@ -87,7 +92,7 @@ def report_validation(
         if change is not None:
             sign = 1 if validation.result.higher_is_better else -1
             text += f" ({round(sign * change, 2) + 0.0:+.2f})"
-    reporter.log("valid", step=step, best=best, **values)
+    reporter.log("valid", step=step, best=best, seconds=round(seconds, 3), **values)
     reporter.message(text + (", best so far" if best else ""))
 
 

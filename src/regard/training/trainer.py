@@ -531,7 +531,7 @@ class Trainer:
         if state.validations and self.training.best_checkpoint_metric == "score":
             change = state.validations[-1][1] - validation.objective
         state.validations.append((state.step, *validation.sort_key))
-        report_validation(reporter, state.step, validation, best, change)
+        report_validation(reporter, state.step, validation, best, change, self.validation_seconds)
         if reporter.samples_are_due():
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
