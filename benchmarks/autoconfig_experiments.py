@@ -6,8 +6,8 @@
 
 An experiment trains one recipe on one corpus for a fixed number of steps and scores the test set once. Steps are chosen
 so that the recipes of a group take the same time: seconds on a GPU that runs nothing else, by the measured speeds, or
-minutes on two CPU cores. Because steps are fixed, many experiments can share a GPU. Results are added to
-autoconfig_experiments.json.
+the time in which a CPU trains the preset tiny on so many tokens. Two AMD cores process 20 million tokens in 15 minutes.
+Because steps are fixed, many experiments can share a GPU. Results are added to autoconfig_experiments.json.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 DEEP = {"preset": "base", "d_ff": 1024}
 SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 SMALL, TINY = {"preset": "small"}, {"preset": "tiny"}
+MEDIUM = {"preset": "tiny", "d_model": 192, "heads": 6, "d_ff": 768}
 
 MUON = {"optimizer": "muon"}
 
@@ -69,8 +70,6 @@ SETTINGS = {
     "small-4k": Setting(SMALL, 0.1, 0.0, 0.002, 4_096, cpu_cost=4.6),
     "wide-4k": Setting(WIDE, 0.1, 0.0, 0.001, 4_096, cpu_cost=7.7),
     "shallow-1k": Setting(SHALLOW, 0.1, 0.0, 0.001, 1_024, cpu_cost=2.4),
-    "wide-r2-muon2": Setting(WIDE, 0.3, 2.0, 0.002, 4_096, training=MUON),
-    "wide-d1-muon2": Setting(WIDE, 0.1, 0.0, 0.002, 4_096, training=MUON),
     "tiny-muon6": Setting(TINY, 0.1, 0.0, 0.006, 2_048, cpu_cost=1.2, training=MUON),
     "tiny-muon10": Setting(TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.2, training=MUON),
     "tiny-muon10-d3": Setting(TINY, 0.3, 0.0, 0.010, 2_048, cpu_cost=1.2, training=MUON),
@@ -82,15 +81,25 @@ SETTINGS = {
         TINY, 0.1, 0.0, 0.010, 2_048, cpu_cost=1.2, training={**MUON, "subword_sampling": 0.5}
     ),
     "shallow-d3": Setting(SHALLOW, 0.3, 0.0, 0.002, 1_024, cpu_cost=2.3),
-    "tiny-muon10-4k": Setting(TINY, 0.1, 0.0, 0.010, 4_096, cpu_cost=1.1, training=MUON),
     "shallow-muon4": Setting(SHALLOW, 0.1, 0.0, 0.004, 2_048, cpu_cost=3.4, training=MUON),
     "shallow-muon8": Setting(SHALLOW, 0.1, 0.0, 0.008, 2_048, cpu_cost=3.4, training=MUON),
-    "shallow-muon8-4k": Setting(SHALLOW, 0.1, 0.0, 0.008, 4_096, cpu_cost=2.9, training=MUON),
+    "tiny-muon10-4k": Setting(TINY, 0.1, 0.0, 0.010, 4_096, cpu_cost=0.95, training=MUON),
+    "tiny-muon10-d2-4k": Setting(TINY, 0.2, 0.0, 0.010, 4_096, cpu_cost=0.95, training=MUON),
+    "medium-muon10": Setting(MEDIUM, 0.1, 0.0, 0.010, 4_096, cpu_cost=2.2, training=MUON),
+    "medium-muon10-d2": Setting(MEDIUM, 0.2, 0.0, 0.010, 4_096, cpu_cost=2.2, training=MUON),
+    "medium-muon10-r2": Setting(MEDIUM, 0.2, 2.0, 0.010, 4_096, cpu_cost=4.4, training=MUON),
+    "shallow-muon8-4k": Setting(SHALLOW, 0.1, 0.0, 0.008, 4_096, cpu_cost=2.8, training=MUON),
+    "shallow-d3-muon8-4k": Setting(SHALLOW, 0.3, 0.0, 0.008, 4_096, cpu_cost=2.8, training=MUON),
+    "shallow-r2-muon8-4k": Setting(SHALLOW, 0.3, 2.0, 0.008, 4_096, cpu_cost=5.4, training=MUON),
+    "shallow-r2-4k": Setting(SHALLOW, 0.3, 2.0, 0.002, 4_096, cpu_cost=4.4),
+    "small-muon8-4k": Setting(SMALL, 0.1, 0.0, 0.008, 4_096, cpu_cost=5.0, training=MUON),
+    "wide-muon4-4k": Setting(WIDE, 0.1, 0.0, 0.004, 4_096, cpu_cost=7.3, training=MUON),
+    "wide-d3-muon4-4k": Setting(WIDE, 0.3, 0.0, 0.004, 4_096, cpu_cost=7.3, training=MUON),
+    "wide-r2-muon2": Setting(WIDE, 0.3, 2.0, 0.002, 4_096, training=MUON),
+    "wide-r2-muon4": Setting(WIDE, 0.3, 2.0, 0.004, 4_096, training=MUON),
+    "wide-d1-muon2": Setting(WIDE, 0.1, 0.0, 0.002, 4_096, training=MUON),
+    "wide-d3-muon4": Setting(WIDE, 0.3, 0.0, 0.004, 4_096, training=MUON),
 }
-CPU_TOKENS_PER_SECOND = 8_500
-"""of the preset tiny on two AMD cores"""
-CPU_SHARE = 0.85
-"""of the time on a CPU that is spent in training steps"""
 
 
 class Experiment(NamedTuple):
@@ -99,16 +108,16 @@ class Experiment(NamedTuple):
     corpus: str
     setting: str
     seconds: float = 0.0
-    """training time on a GPU; 0 if ``cpu_minutes`` are given"""
-    cpu_minutes: float = 0.0
+    """training time on a GPU; 0 if ``cpu_tokens`` are given"""
+    cpu_tokens: float = 0.0
+    """millions of target tokens that the preset tiny would process on a CPU in the same time"""
 
     def steps(self, speeds: dict[str, float]) -> int:
         """The steps that take the time, given the tokens per second of each setting on a GPU."""
         setting = SETTINGS[self.setting]
         tokens = self.seconds * speeds.get(self.setting, 0.0)
-        if self.cpu_minutes:
-            speed = CPU_TOKENS_PER_SECOND / setting.cpu_cost
-            tokens = CPU_SHARE * 60 * self.cpu_minutes * speed
+        if self.cpu_tokens:
+            tokens = 1e6 * self.cpu_tokens / setting.cpu_cost
         return int(tokens / setting.tokens_per_batch)
 
     @property
@@ -120,51 +129,49 @@ def on_gpu(corpus: str, seconds: float, settings: Sequence[str]) -> list[Experim
     return [Experiment(f"{corpus}-{seconds:g}s", corpus, name, seconds) for name in settings]
 
 
-def on_cpu(corpus: str, minutes: float, settings: Sequence[str]) -> list[Experiment]:
-    """The tokens that two CPU cores would process in this time."""
-    group = f"{corpus}-{minutes:g}min-cpu"
-    return [Experiment(group, corpus, name, 0.0, minutes) for name in settings]
+def on_cpu(corpus: str, tokens: float, settings: Sequence[str]) -> list[Experiment]:
+    """Equally long trainings on a CPU: the preset tiny would process so many millions of tokens in this time."""
+    group = f"{corpus}-{tokens:g}M-cpu"
+    return [Experiment(group, corpus, name, 0.0, tokens) for name in settings]
 
+
+SHORT = ["tiny", "tiny-muon10", "tiny-muon10-4k", "medium-muon10", "shallow-muon8-4k"]
+LONG = [
+    *("tiny-muon10-4k", "medium-muon10", "medium-muon10-d2", "shallow-4k", "shallow-muon8-4k"),
+    *("shallow-d3-muon8-4k", "small-muon8-4k", "wide-muon4-4k"),
+]
+REPEATED = ["medium-muon10-r2", "shallow-r2-muon8-4k", "shallow-r2-4k", "wide-d3-muon4-4k"]
+"""only for corpora that are read many times"""
+SMALL_CORPUS = [
+    *("tiny-muon10", "tiny-muon10-r2", "tiny-muon10-d3", "shallow-d3", "shallow-r2"),
+    *("tiny-muon10-s3", "tiny-muon10-s5"),
+]
 
 EXPERIMENTS = [
-    *on_gpu("l10n-30k", 40, ["wide-r2", "wide-d3", "wide-d1", "small-r5", "small-d1", "deep-r2"]),
-    *on_gpu("en-ibo", 40, ["wide-r2", "wide-r5", "wide-d3", "small-r5"]),
-    *on_gpu("multi30k", 40, ["wide-r2", "wide-d3"]),
-    *on_cpu("tatoeba-ende", 60, ["tiny", "shallow", "small", "wide"]),
-    *on_cpu("multi30k", 60, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
-    *on_cpu("en-ibo", 60, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
-    *on_cpu("tatoeba-ende", 60, ["small-4k", "shallow-4k", "wide-4k", "tiny-4k"]),
-    *on_cpu("en-ibo", 60, ["shallow-4k"]),
-    *on_cpu("multi30k", 15, ["tiny", "tiny-muon6", "tiny-muon10", "shallow", "shallow-muon8"]),
-    *on_cpu("l10n-30k", 15, ["tiny", "tiny-muon10"]),
-    *on_cpu("tatoeba-ende", 15, ["tiny", "tiny-muon10"]),
-    *on_cpu("en-ibo", 15, ["tiny", "tiny-muon10"]),
-    *on_cpu(
-        "multi30k-2k",
-        9,
-        [
-            "tiny-muon10",
-            "tiny-muon10-r2",
-            "tiny-muon10-d3",
-            "shallow-d3",
-            "shallow-r2",
-            "tiny-muon10-s3",
-            "tiny-muon10-s5",
-        ],
-    ),
-    *on_cpu(
-        "multi30k-5k",
-        22,
-        [
-            "tiny-muon10",
-            "tiny-muon10-r2",
-            "tiny-muon10-d3",
-            "shallow-d3",
-            "shallow-r2",
-            "tiny-muon10-s3",
-            "tiny-muon10-s5",
-        ],
-    ),
+    *on_cpu("multi30k", 80, [*LONG, *REPEATED]),
+    *on_cpu("en-ibo", 80, [*LONG, *REPEATED]),
+    *on_cpu("tatoeba-ende", 80, LONG),
+    *on_gpu("multi30k", 40, ["wide-r2", "wide-d3", "wide-r2-muon2", "wide-r2-muon4"]),
+    *on_gpu("en-ibo", 40, ["wide-r2", "wide-r2-muon2", "wide-r2-muon4"]),
+    *on_cpu("multi30k", 20, SHORT),
+    *on_cpu("en-ibo", 20, [*SHORT, "tiny-muon10-d2-4k", "medium-muon10-d2"]),
+    *on_cpu("tatoeba-ende", 20, SHORT),
+    *on_gpu("l10n-30k", 30, ["wide-d1", "wide-d1-muon2", "wide-d3-muon4", "wide-r2"]),
+    *on_cpu("l10n-30k", 80, LONG),
+    *on_cpu("l10n-30k", 20, SHORT),
+    *on_gpu("l10n-30k", 40, ["wide-d3", "small-r5", "small-d1", "deep-r2"]),
+    *on_gpu("en-ibo", 40, ["wide-r5", "wide-d3", "small-r5"]),
+    *on_cpu("tatoeba-ende", 26.01, ["tiny", "shallow", "small", "wide"]),
+    *on_cpu("multi30k", 26.01, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
+    *on_cpu("en-ibo", 26.01, ["tiny", "shallow", "small", "wide", "shallow-r2"]),
+    *on_cpu("tatoeba-ende", 26.01, ["small-4k", "shallow-4k", "wide-4k", "tiny-4k"]),
+    *on_cpu("en-ibo", 26.01, ["shallow-4k"]),
+    *on_cpu("multi30k", 6.5025, ["tiny", "tiny-muon6", "tiny-muon10", "shallow", "shallow-muon8"]),
+    *on_cpu("l10n-30k", 6.5025, ["tiny", "tiny-muon10"]),
+    *on_cpu("tatoeba-ende", 6.5025, ["tiny", "tiny-muon10"]),
+    *on_cpu("en-ibo", 6.5025, ["tiny", "tiny-muon10"]),
+    *on_cpu("multi30k-2k", 4, SMALL_CORPUS),
+    *on_cpu("multi30k-5k", 10, SMALL_CORPUS),
 ]
 
 
@@ -189,7 +196,7 @@ def recipe(experiment: Experiment, steps: int, folder: Path) -> dict[str, Any]:
         "validate_sentences": 300,
         **(setting.training or {}),
     }
-    if experiment.cpu_minutes:
+    if experiment.cpu_tokens:
         values["training"]["precision"] = "bf16"
     return values
 
@@ -227,9 +234,7 @@ def measure_speed(name: str, folder: Path) -> float:
     run = prepare_data(complete, folder / f"speed-{name}")
     with process_group("auto") as group:
         trainer = Trainer(run, complete, open_prepared(run, complete), group)
-        with trainer.trial_steps() as step:
-            for _ in range(trainer.warmup_steps):
-                step()
+        measure_steps(trainer, 0.0)  # compiles, beside the other processes
         with (folder / "speed.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             times = [measure_steps(trainer, 100.0) for _ in range(3)]
@@ -267,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     waiting = [one for one in EXPERIMENTS if given.only in one.name and one.name not in done]
     if given.speeds:
         write_data("en-ibo", folder)
-        names = dict.fromkeys(one.setting for one in waiting if not one.cpu_minutes)
+        names = dict.fromkeys(one.setting for one in waiting if not one.cpu_tokens)
         speeds = measure_speeds([*names], folder)
         (folder / "speeds.json").write_text(json.dumps(speeds, indent=1) + "\n")
         print(json.dumps(speeds, indent=1))
