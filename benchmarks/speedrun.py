@@ -30,6 +30,7 @@ PAGE = HERE.parent / "docs" / "training.md"
 BEGIN, END = "<!-- begin speedrun -->\n", "<!-- end speedrun -->\n"
 GOAL = 41.0
 COMMON = ["data.test=null", "evaluation.metrics=[bleu]"]
+MUON = ["training.optimizer=muon"]
 WIDE = ["model.preset=base", "model.encoder_layers=3", "model.decoder_layers=3"]
 
 
@@ -60,6 +61,25 @@ ATTEMPTS = {
     "wide-1500": Attempt(
         "1,500 steps of 3+3 layers of 512, R-Drop 3",
         [*schedule(1_500), *WIDE, "training.learning_rate=0.001", "training.rdrop=3"],
+    ),
+    "muon-1500": Attempt(
+        "1,500 steps of 3+3 layers of 512, R-Drop 3, Muon",
+        [*schedule(1_500, 2), *WIDE, *MUON, "training.learning_rate=0.003", "training.rdrop=3"],
+    ),
+    "muon-1500-faster": Attempt(
+        "the same with twice the learning rate",
+        [*schedule(1_500, 2), *WIDE, *MUON, "training.learning_rate=0.006", "training.rdrop=3"],
+    ),
+    "muon-2500": Attempt(
+        "2,500 steps of 3+3 layers of 512, without R-Drop, Muon",
+        [*schedule(2_500, 2), *WIDE, *MUON, "training.learning_rate=0.003", "training.rdrop=0"],
+    ),
+    "muon-4096": Attempt(
+        "2,500 steps of 3+3 layers of 512, R-Drop 3, Muon, batches of 4,096 tokens",
+        [
+            *(*schedule(2_500, 2), *WIDE, *MUON, "training.learning_rate=0.003"),
+            *("training.rdrop=3", "training.tokens_per_batch=4096"),
+        ],
     ),
 }
 
@@ -111,6 +131,11 @@ def run(name: str, cold: bool, goal: float, more: Sequence[str]) -> dict[str, An
             "seconds": next((round(at, 1) for at, bleu in scores if bleu >= goal), None),
             "best": round(max(bleu for _, bleu in scores), 2),
             "preparing_seconds": card["preparing_seconds"],
+            "steps": [
+                [round(one["time"] - start, 1), one["step"]]
+                for one in events
+                if one["event"] in ("start", "step")
+            ],
             "training_seconds": card["seconds"],
             "validations": [[round(at, 1), round(bleu, 2)] for at, bleu in scores],
         }
