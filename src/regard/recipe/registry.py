@@ -1,9 +1,9 @@
 """Registries: the named choices of a recipe, each registered where it is defined.
 
-    NORMS: Registry[type[Norm]] = Registry("model.norm")
+    NORMS: Registry[Callable[[int], nn.Module]] = Registry("model.norm")
 
     @NORMS.register("layer", packed_batches=True, fast_inference=True, formats=FORMATS)
-    class LayerNorm(Norm): ...
+    class LayerNorm(nn.LayerNorm): ...
 
 A registration also states what the choice supports. Everything is off unless stated, so a new choice works in the
 plain code path at once, and in the optimized ones once somebody has checked it there. The recipe schema looks up names
