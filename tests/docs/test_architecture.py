@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 MODULES = {
     "class ScaleNorm": "regard.nn.norms",
-    "class Dilated": "regard.nn.sparse_attention",
+    "class Dilated": "regard.nn.attention_patterns",
     "class Bitext": "regard.data.formats.plain_text",
     "class Summarizer": "regard.tasks.translation",
     "class SplitRequest": "regard.server.schemas",

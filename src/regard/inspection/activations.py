@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from regard.data.special_tokens import EOS, SPECIAL_TOKENS
 from regard.data.tokenizer import Vocabulary
 from regard.errors import RegardError
+from regard.inspection.display_tables import POSITIVE, Cell, heat_table
 from regard.inspection.hooks import Floats
-from regard.inspection.tables import POSITIVE, Cell, heat_table
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force
 from regard.inspection.trace import Token, pack, to_tokens
 from regard.nn.transformer import Transformer

@@ -33,8 +33,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.inspection.display_tables import Cell, heat_table, scaled, text_table
 from regard.inspection.hooks import Floats, attentions, observe
-from regard.inspection.tables import Cell, heat_table, scaled, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

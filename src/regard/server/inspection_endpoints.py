@@ -47,8 +47,8 @@ from regard.inspection.teacher_forcing import (
 from regard.inspection.trace import Trace, trace
 from regard.inspection.training_history import PastCheckpoints, curves, training_history
 from regard.nn.network import copy_weights
-from regard.server.batching import Batcher
-from regard.server.models import LoadedModel, ModelEntry
+from regard.server.dynamic_batching import Batcher
+from regard.server.model_pool import LoadedModel, ModelEntry
 from regard.server.schemas import (
     AlignRequest,
     AttributionRequest,

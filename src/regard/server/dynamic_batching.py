@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from regard.inference.engine import SearchInterrupted
 from regard.inference.worker_pool import lower_priority
-from regard.server.metrics import ModelMetrics
+from regard.server.prometheus import ModelMetrics
 from regard.server.schemas import RequestRefused, Settings
 
 if TYPE_CHECKING:
