@@ -228,7 +228,7 @@ def measure_speed(name: str, folder: Path) -> float:
     with process_group("auto") as group:
         trainer = Trainer(run, complete, open_prepared(run, complete), group)
         with trainer.trial_steps() as step:
-            for _ in range(trainer.warmup_steps):
+            for _ in range(trainer.untimed_steps):
                 step()
         with (folder / "speed.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,8 +1,8 @@
 """Inside one translation: the residual stream after each sub-layer, feed-forward neurons, and embeddings.
 
-``activations`` records them for one sentence while the model reads its translation (teacher forcing). ``embeddings``
-returns nearest neighbours and a 2-D map (principal components) of the vectors of the vocabulary. The view Architecture
-of the page shows both.
+``activations`` records them for one sentence while the model reads its translation (teacher forcing); a forward hook
+on each sub-layer captures its output. ``embeddings`` returns nearest neighbours and a 2-D map (principal components) of
+the vectors of the vocabulary. The view Architecture of the page shows both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Data-parallel training in several processes: ``regard train … --processes N``, or with torchrun on several machines.
 
 Every process has all weights. It computes the gradients of its share of each batch, and the processes average them
-while the backward pass runs. Padded batches use DistributedDataParallel, packed ones ``FlatGradients``, with which the
-passes can be CUDA graphs.
+with ``all_reduce`` while the backward pass runs. Padded batches use DistributedDataParallel (DDP), packed ones
+``FlatGradients``, with which the passes can be CUDA graphs.
 """
 
 from __future__ import annotations

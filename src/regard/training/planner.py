@@ -258,9 +258,9 @@ def measure_steps(trainer: Trainer, left: float) -> StepTime:
             return trainer.group.max(int(1e6 * (time.monotonic() - start))) / 1e6, tokens
 
         seconds, tokens = timed(1)
-        if seconds > limit and trainer.warmup_steps == 1:
+        if seconds > limit and trainer.untimed_steps == 1:
             return StepTime(seconds, tokens)  # no time for more
-        timed(trainer.warmup_steps - 1)
+        timed(trainer.untimed_steps - 1)
         seconds, tokens = timed(1)
         steps = 1 + max(0, min(MEASURED_STEPS, int(limit / max(seconds, 1e-6))))
         more_seconds, more_tokens = timed(steps - 1)

@@ -215,7 +215,7 @@ class Trainer:
         """
         if deadline is not None and not self.validation_seconds:
             estimate_validation_time(self, limit=0.1 * (deadline - time.monotonic()))
-        reporter.start(self.state.step, self.training.steps, deadline, self.warmup_steps)
+        reporter.start(self.state.step, self.training.steps, deadline, self.untimed_steps)
         while True:
             try:
                 return self._fit(reporter, deadline)
@@ -323,8 +323,8 @@ class Trainer:
                 reset_optimizer(self.optimizer, known)
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps that are slower than others: a GPU compiles and captures the step first."""
+    def untimed_steps(self) -> int:
+        """The first steps, which are slower and not timed: a GPU compiles and captures the step."""
         return EAGER_STEPS + 2 if self.cuda_graph_step is not None else 1
 
     def synchronize(self) -> None:
@@ -446,37 +446,39 @@ class Trainer:
 
         If the weights are sharded, all processes must call this.
         """
-        if self.sharded:
-            with self._gathered_weights():
+        with self._averaged_weights():
+            if self.sharded:
+                with self._gathered_weights():
+                    yield
+                return
+            self.distributed_loss_fn.eval()
+            try:
                 yield
+            finally:
+                self.distributed_loss_fn.train()
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """Use the moving average as the weights for the duration of the with-block, if there is one."""
+        if self.ema is None:
+            yield
             return
-        weights = None
-        if self.ema is not None:
-            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
-            copy_weights(self.network, self.ema, "the moving average")
-        self.distributed_loss_fn.eval()
+        weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
+        copy_weights(self.network, self.ema, "the moving average")
         try:
             yield
         finally:
-            self.distributed_loss_fn.train()
-            if weights is not None:
-                copy_weights(self.network, weights, "the weights")
+            copy_weights(self.network, weights, "the weights")
 
     @contextmanager
     def _gathered_weights(self) -> Iterator[None]:
         """``evaluation_mode`` of sharded weights: each process has all of them for the duration of the with-block."""
-        weights = None
-        if self.ema is not None:
-            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
-            copy_weights(self.network, self.ema, "the moving average")
         ema, self.ema, self.sharded = self.ema, None, False
         try:
             with gathered(self.loss_fn), self.evaluation_mode():
                 yield
         finally:
             self.ema, self.sharded = ema, True
-            if weights is not None:
-                copy_weights(self.network, weights, "the weights")
 
     def gather_weights(self) -> None:
         """End training: give each process all weights, and free the state of the optimizer."""
