@@ -23,7 +23,7 @@ import torch
 from fastapi import FastAPI, Request, Response
 
 from regard.data.corpus import valid_pairs
-from regard.demo.pronouns import pronoun_test
+from regard.demo.corpus import pronoun_test
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
