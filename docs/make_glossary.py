@@ -136,7 +136,7 @@ ENTRIES = [
     Entry("mask-predict", "decoding/mask_predict.py"),
     Entry("masked language model", "tasks/masked_lm.py"),
     Entry("encoder output", "nn/transformer.py", "EncoderOutput", "The output of the encoder for a batch of sources; torch.nn.Transformer calls it memory."),
-    Entry("micro-batch", "training/train_step.py", "split_rows", "A part of a batch that does not fit into memory; the gradients of the parts are summed."),
+    Entry("micro-batch", "training/out_of_memory.py", "split_rows", "A part of a batch that does not fit into memory; the gradients of the parts are summed."),
     Entry("minimum Bayes risk", "metrics/mbr.py"),
     Entry("misalignment", "data/misalignment.py", "", "Pairs whose sides are not translations of each other, or stretches that are off by a few lines."),
     Entry("multi-head attention", "nn/multi_head_attention.py"),

@@ -60,9 +60,17 @@ from regard.training.evaluation import (
 )
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.out_of_memory import (
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    release_memory,
+)
 from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.resume import describe_environment
 from regard.training.run_mirror import RunMirror
 from regard.training.sharding import (
     gather,
@@ -83,12 +91,7 @@ from regard.training.train_step import (
     StepScalars,
     ThreadedTrainStep,
     TrainStep,
-    estimate_micro_batches,
-    fits_in_memory,
-    is_out_of_memory,
-    largest_batch,
     parallel_rows,
-    release_memory,
 )
 
 PREFETCHED_BATCHES = 8
@@ -716,21 +719,6 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state >> 1))
-
-
-def describe_environment(trainer: Trainer) -> str:
-    """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
-    group = trainer.group
-    if group.device.type == "cuda":
-        device = torch.cuda.get_device_name(group.device)
-    else:
-        threads = torch.get_num_threads()
-        device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
-    kernels = ", native kernels" if trainer.data_loader.packs_on_cpu else ""
-    plural = "es" * (group.size > 1)
-    if (rows := trainer.data_loader.parallel_rows) > 1:
-        kernels += f", {rows} packed rows at a time"
-    return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
 
 # ---------------------------------------------------------------------------------------------
