@@ -12,7 +12,7 @@ from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.recipe import (
     PRESETS,
     DataConfig,

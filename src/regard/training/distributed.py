@@ -34,7 +34,7 @@ from torch import Tensor, distributed, nn
 from regard.data.batching import TILE, Lengths, PackedSize, row_owners
 from regard.data.token_dataset import RowIndices
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Device
 

@@ -33,7 +33,7 @@ from regard.data.tokenizer import (
     train_labels,
 )
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.nn.network import named_weights
 from regard.recipe import (
     ALL_BUT,
