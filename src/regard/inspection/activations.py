@@ -188,9 +188,8 @@ class Embeddings:
         centred = vectors - vectors.mean(0)
         values, axes = np.linalg.eigh(centred.T @ centred)
         best = axes[:, ::-1][:, :2]
-        best = best * np.sign(
-            best[np.abs(best).argmax(0), range(2)]
-        )  # the largest entry is positive
+        # The largest entry is positive.
+        best = best * np.sign(best[np.abs(best).argmax(0), range(2)])
         shares = [float(share) for share in values[::-1][:2] / values.sum()]
         return to_tokens(self.vocabulary, ids), (centred @ best).astype(np.float32), shares
 

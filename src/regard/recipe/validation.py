@@ -334,8 +334,7 @@ def _tokenizer(recipe: Recipe) -> Iterator[str]:
         yield f"tokenizer.target_kind: {target_kind} needs tokenizer.shared: false"
     if target_kind and task.has_labels:
         yield (
-            f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; "
-            "remove it"
+            f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; remove it"
         )
     if target_kind == "marian":
         yield "tokenizer.target_kind: marian comes with an imported model and applies to both sides; remove it"

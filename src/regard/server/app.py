@@ -99,9 +99,7 @@ class DirectRoute(APIRoute):
 
 
 def create_app(
-    models: ServedModel | Sequence[ModelEntry],
-    settings: Settings | None = None,
-    page: Path = PAGE,
+    models: ServedModel | Sequence[ModelEntry], settings: Settings | None = None, page: Path = PAGE
 ) -> FastAPI:
     """The application that serves a loaded model, or several, which are loaded when they are needed.
 

@@ -410,9 +410,8 @@ class Batcher:
             results = await loop.run_in_executor(lane.thread, self._search_batch, batch)
             batch_cost = sum(sentence.cost for sentence in batch.sentences)
             # A small batch takes long for its cost, and an abandoned one was not finished.
-            if 2 * batch_cost >= self._settings.max_batch_cost and len(results) == len(
-                batch.sentences
-            ):
+            finished = len(results) == len(batch.sentences)
+            if finished and 2 * batch_cost >= self._settings.max_batch_cost:
                 lane.speeds[batch.kind.constrained].add(batch_cost, time.monotonic() - start)
             for sentence, result in results:
                 if sentence.future.done():

@@ -222,11 +222,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         inline = result.attention_bytes <= settings.inline_trace_bytes
         return {"id": traces.add(result), **result.to_json("attention" if inline else "minimal")}
 
-    @app.get(
-        "/v1/trace/{id}/{site}/{layer}",
-        response_class=Response,
-        responses=BINARY,
-    )
+    @app.get("/v1/trace/{id}/{site}/{layer}", response_class=Response, responses=BINARY)
     async def trace_weights(request: Request, id: str, site: str, layer: str) -> Response:
         """Attention weights of one layer of a trace: little-endian float32, [head, query, key], row-major.
 
@@ -236,9 +232,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         return _binary(traces.layer(id, site, layer))
 
     @app.get(
-        "/v1/trace/{id}/{site}/{layer}/{projection}",
-        response_class=Response,
-        responses=BINARY,
+        "/v1/trace/{id}/{site}/{layer}/{projection}", response_class=Response, responses=BINARY
     )
     async def trace_projection(
         request: Request, id: str, site: str, layer: str, projection: str

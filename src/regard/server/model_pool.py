@@ -414,10 +414,7 @@ def entries_of_runs(
 
 
 def _entry_of_run(
-    path: Path,
-    name: str,
-    load: Callable[[Path], Translator],
-    languages: tuple[str, str] | None,
+    path: Path, name: str, load: Callable[[Path], Translator], languages: tuple[str, str] | None
 ) -> ModelEntry:
     run = RunDir(path)
     recipe = with_languages(run.recipe(), path, languages)

@@ -554,10 +554,7 @@ class PreparedSentences(NamedTuple):
 
 
 def prepare_sentences(
-    sentences: Sequence[str],
-    model: SearchModel,
-    glossary: Glossary | None,
-    options: SearchOptions,
+    sentences: Sequence[str], model: SearchModel, glossary: Glossary | None, options: SearchOptions
 ) -> PreparedSentences:
     """Count the tokens of sentences and find their glossary terms."""
     tokens = model.count_tokens(sentences)

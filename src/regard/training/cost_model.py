@@ -32,12 +32,7 @@ from regard.training.data_loader import can_pack
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.out_of_memory import available_memory
 from regard.training.planner import duration
-from regard.training.train_step import (
-    StepScalars,
-    ThreadedTrainStep,
-    TrainStep,
-    parallel_rows,
-)
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 # ---------------------------------------------------------------------------------------------
 # The speed of this device

@@ -87,9 +87,8 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     left = deadline - time.monotonic()
     # The loss of the validation pairs takes about a third of training on them.
     speed = 3 * tokens_per_step / seconds_per_step
-    validation = trainer.validation_seconds + limit_validation_pairs(
-        trainer, VALIDATION_SHARE * left, speed
-    )
+    validation = trainer.validation_seconds
+    validation += limit_validation_pairs(trainer, VALIDATION_SHARE * left, speed)
     trainer.validation_seconds = validation
     reserve = (
         3 + 2.5 * validation + min(TEST_SHARE * left, seconds_to_score_test(trainer)) + scoring

@@ -89,8 +89,7 @@ def open_run(run: RunDir, recipe: Recipe) -> None:
     if not checkpoint_files(run.checkpoints):
         if run.weights_file.exists():
             raise RegardError(
-                f"{run}: contains a model but no checkpoints, so it cannot be resumed; "
-                "choose another --out"
+                f"{run}: contains a model but no checkpoints, so it cannot be resumed; choose another --out"
             )
         run.write_recipe(recipe)
         return

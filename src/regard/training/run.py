@@ -200,10 +200,7 @@ def _train(
 
 
 def _make_plan(
-    trainer: Trainer,
-    reporter: ProgressReporter,
-    deadline: float,
-    automatic: AutomaticRecipe | None,
+    trainer: Trainer, reporter: ProgressReporter, deadline: float, automatic: AutomaticRecipe | None
 ) -> Trainer:
     """Fit the training to the time limit, and print the plan; returns a new trainer if the model was chosen again."""
     if trainer.group.is_main:

@@ -72,14 +72,7 @@ from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.resume import describe_environment
 from regard.training.run_mirror import RunMirror
-from regard.training.sharding import (
-    gather,
-    gathered,
-    local_part,
-    shard,
-    shard_all,
-    shards,
-)
+from regard.training.sharding import gather, gathered, local_part, shard, shard_all, shards
 from regard.training.stopping import (
     NonFiniteError,
     StopReason,
@@ -87,12 +80,7 @@ from regard.training.stopping import (
     catch_signals,
     early_stop,
 )
-from regard.training.train_step import (
-    StepScalars,
-    ThreadedTrainStep,
-    TrainStep,
-    parallel_rows,
-)
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 PREFETCHED_BATCHES = 8
 
@@ -399,9 +387,9 @@ class Trainer:
                     len(rows),
                     loader.parallel_rows,
                 )
-            while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
-                rows
-            ):
+            while not fits_in_memory(self.train_step, largest()):
+                if state.micro_batches >= len(rows):
+                    break
                 state.micro_batches *= 2
         state.micro_batches = self.group.max(state.micro_batches)
         parts = state.micro_batches
@@ -586,9 +574,8 @@ class Trainer:
     def evaluate(self, pairs: list[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Like ``Model.evaluate``, but all processes share the work. Main process only."""
         if self.recipe.text_only:
-            return self.model.evaluate(
-                pairs, quick=quick
-            )  # one stream of text, not one output per pair
+            # One stream of text, not one output per pair.
+            return self.model.evaluate(pairs, quick=quick)
         outputs = self.evaluation.outputs(pairs, quick=quick)
         return self.model.score_outputs(outputs, pairs, quick=quick)
 
