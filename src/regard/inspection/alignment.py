@@ -36,7 +36,7 @@ def align(
     cross = observed.weights["cross_attention"]
     if not cross.size or cross.shape[3] != len(source) + 1:
         return None
-    # The target language tag.
+    # The target language tag, if there is one.
     tags = sum(i < model.tokenizer.source.num_special_tokens for i in source[:1])
     weights = cross.mean((0, 1))[: len(target), tags : len(source)]
     source = source[tags:]

@@ -461,7 +461,7 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
         ]
         for site, modules in attentions(model).items()
     }
-    # The first is the residual's.
+    # The first column is that of the residual.
     cross = [layer[:, 1:] for layer in contributions["cross_attention"]]
     return follow(contributions["encoder"], contributions["decoder"], cross)
 
