@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
 from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention_patterns import PATTERNS, BigBird, SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import AttentionPosition
-from regard.nn.sparse_attention import PATTERNS, BigBird, Window
 from regard.recipe import ModelConfig, make_recipe
 
 HEADS, D_MODEL = 8, 512
@@ -92,7 +92,7 @@ def without_fusion(given: HeadInputs) -> Call:
 
 def gathered(given: HeadInputs) -> Call:
     """Window attention as on devices without a kernel for it."""
-    pattern = Window(given.section, "encoder").to(given.query)
+    pattern = SlidingWindow(given.section, "encoder").to(given.query)
     attend = Attention(given.section, AttentionPosition(given.section)).eval()
     return lambda: pattern.blockwise_attention(attend, given.query, given.kv, AttentionMask())
 

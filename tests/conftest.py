@@ -25,7 +25,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.corpus import generate
-from regard.inference import precision
+from regard.inference import device
 from regard.inference.native_library import native_library
 from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
@@ -47,7 +47,7 @@ native_library()  # built now if it is missing, so that no test waits for it or 
 def compute_on_the_cpu() -> Iterator[None]:
     """Let ``device: auto`` be the CPU, because results are compared exactly; tests of a GPU name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision, "default_device", lambda: torch.device("cpu"))
+        patch.setattr(device, "default_device", lambda: torch.device("cpu"))
         yield
 
 

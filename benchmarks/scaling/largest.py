@@ -15,7 +15,8 @@ from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import checkpoint_activations
 from regard.recipe import make_recipe
 from regard.training.model_card import hardware
-from regard.training.train_step import StepScalars, is_out_of_memory
+from regard.training.out_of_memory import is_out_of_memory
+from regard.training.train_step import StepScalars
 from scaling.random_model import VOCABULARY, RandomModel
 
 WIDTH, TOKENS = 2_048, 32

@@ -130,7 +130,7 @@ def timed_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
     gradients, alone = trainer.train_step.gradients, Timing()
     kinds = {"overlap": Timing()} | ({} if gradients is None else {"no overlap": Timing()})
     with trainer.trial_steps() as run_step:
-        for _ in range(trainer.warmup_steps):
+        for _ in range(trainer.untimed_steps):
             run_step()
         for first in range(0, steps, STEPS_IN_TURN):
             count = min(STEPS_IN_TURN, steps - first)

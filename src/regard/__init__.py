@@ -6,7 +6,8 @@
     model = regard.load("runs/demo")                   # a run folder
     model.translate(["The dog is tired."], beam=4)
 
-The packages are listed in the order of the data flow; a package imports only from those above it.
+The packages are listed in the order of the data flow; a package imports only from those above it. interop, ray and
+server do not import each other. The few exceptions are in ``ignore_imports`` in ``pyproject.toml``, with their reasons.
 
     errors       RegardError, the exception for mistakes that users can fix
     recipe/      recipe schema, presets, registries of components, validation
@@ -20,11 +21,11 @@ The packages are listed in the order of the data flow; a package imports only fr
     training/    prepare data, train, checkpoint, fine-tune, distill, autoconfig
     inspection/  hooks, traces, lenses, alignment, training history, the HTML page
     documents/   office files, Markdown, subtitles, resources; translation memory
+    demo/        the built-in corpus and the demo
     interop/     Hugging Face, CTranslate2, ONNX, torch, one HTML file, bundles
     ray/         translation with Ray Data, on many machines
     server/      HTTP server: LibreTranslate's API, batching, streaming, metrics
     bench/       speed compared with other libraries, self-test
-    demo/        the built-in corpus and the demo
     experiments/ variants of a recipe with several seeds, claims about the Transformer
     cli/         the commands
 """

@@ -46,6 +46,28 @@ def test_the_size_of_the_onednn_cache_is_limited_unless_the_user_set_it(
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"
 
 
+@pytest.mark.parametrize(
+    ("command", "kernels"),
+    [
+        (["train", "demo"], "256"),
+        (["experiment", "demo"], "256"),
+        (["lab", "run"], "256"),
+        (["data", "score"], "256"),
+        (["data", "check"], "64"),
+        (["translate", "train"], "64"),
+        ([], "64"),
+    ],
+)
+def test_commands_that_train_cache_more_kernels(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], kernels: str
+) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    limit_onednn_cache(command)
+    assert os.environ["LRU_CACHE_CAPACITY"] == kernels
+
+
 INTERRUPTED_IMPORT = """
 import sys
 class Finder:

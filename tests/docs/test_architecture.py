@@ -5,13 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import regard
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 MODULES = {
     "class ScaleNorm": "regard.nn.norms",
-    "class Dilated": "regard.nn.sparse_attention",
+    "class Dilated": "regard.nn.attention_patterns",
     "class Bitext": "regard.data.formats.plain_text",
     "class Summarizer": "regard.tasks.translation",
     "class SplitRequest": "regard.server.schemas",
@@ -54,6 +57,19 @@ assert memory.states.isfinite().all()
 Path("my.bitext").write_text("a ||| b, c\\n")
 assert [*pair_format(Path("my.bitext")).read(Path("my.bitext"))] == [("a", "b, c")]
 """
+
+
+def test_packages_are_listed_in_the_order_of_the_import_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract, *_) = settings["tool"]["importlinter"]["contracts"]
+    layers = [name for layer in contract["layers"] for name in reversed(layer.split(" | "))]
+    packages = layers[-2::-1]  # without errors.py
+    (sentence,) = re.findall(r"data flows through them: ([^.]*)\.", PAGE)
+    assert re.split(r",\s", sentence) == packages
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("src/regard/ ")[2]
+    for listing, indent in ((regard.__doc__, 4), (readme, 6)):
+        names = re.findall(rf"^ {{{indent}}}(\w+)/ ", listing or "", re.MULTILINE)
+        assert names == packages
 
 
 def code_blocks() -> list[str]:

@@ -34,10 +34,10 @@ from regard.inference.precision import formats, pack_network, select_precision
 from regard.inference.worker_pool import SharedFlag
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention_patterns import PATTERNS
 from regard.nn.kv_cache import KeyValue
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.positions import AttentionPosition
-from regard.nn.sparse_attention import PATTERNS
 from regard.nn.transformer import Transformer
 from regard.recipe import Precision, Recipe, make_recipe
 from regard.storage.run_dir import RunDir

@@ -84,7 +84,7 @@ def translate(
         )
     except ModuleNotFoundError as error:
         raise RegardError(f"bench needs {error.name}: pip install 'regard[interop]'") from None
-    from regard.inference.precision import choose_device
+    from regard.inference.device import choose_device
     from regard.inference.worker_pool import available_cores
     from regard.recipe import PRESETS, Device, Precision, parse_choice
 
@@ -164,7 +164,7 @@ def train(
     """Measure a training step: target tokens per second, memory, and fraction of the peak speed."""
     from regard.bench import train as bench
     from regard.data.token_dataset import TokenDataset
-    from regard.inference.precision import choose_device
+    from regard.inference.device import choose_device
     from regard.recipe import PRESETS, Device, parse_choice
     from regard.storage.run_dir import RunDir
 
@@ -208,7 +208,7 @@ def selftest(
     import torch
 
     from regard.bench.selftest import run_checks
-    from regard.inference.precision import choose_device
+    from regard.inference.device import choose_device
     from regard.recipe import Device, parse_choice
     from regard.training.model_card import hardware
 

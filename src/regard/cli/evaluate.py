@@ -420,7 +420,7 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
 
 def measure_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
     """Measure the contribution of each head; progress goes to standard error."""
-    from regard.demo.pronouns import pronoun_test
+    from regard.demo.corpus import pronoun_test
     from regard.inspection.head_ablation import ablate_heads, all_heads
     from regard.training.progress import ProgressLine
 

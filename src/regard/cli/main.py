@@ -157,7 +157,7 @@ def main() -> None:
     """Run a command. User errors and system errors are one line on standard error, with exit status 2."""
     # Idle OpenMP threads sleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    limit_onednn_cache(sys.argv[1:2])
+    limit_onednn_cache(sys.argv[1:3])
     limit_library_threads()
     die_with_torchrun()
     try:
@@ -303,6 +303,8 @@ def _flush() -> None:
 
 
 CACHED_KERNELS, CACHED_TRAINING_KERNELS = "64", "256"
+TRAINING_COMMANDS = {"demo", "train", "plan", "experiment", "lab", "bench"}
+"""commands that run training steps, themselves or in processes that inherit the environment; so does data score"""
 
 
 def limit_onednn_cache(command: Sequence[str] = ()) -> None:
@@ -312,8 +314,10 @@ def limit_onednn_cache(command: Sequence[str] = ()) -> None:
     Sentences that end one by one give a new shape in every step; shapes that recur do so soon. A training step has
     about a hundred matrix products, and packed rows have a few sizes. The variables are read when the first kernel is
     compiled.
+
+    command: the first two arguments of the program.
     """
-    training = any(name in ("train", "demo", "bench") for name in command)
+    training = not TRAINING_COMMANDS.isdisjoint(command[:1]) or [*command] == ["data", "score"]
     kernels = CACHED_TRAINING_KERNELS if training else CACHED_KERNELS
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", kernels)
     os.environ.setdefault("LRU_CACHE_CAPACITY", kernels)

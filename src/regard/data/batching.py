@@ -379,7 +379,7 @@ def collate(dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int =
     A process for which no row is left gets the first row without labels: it takes the same steps as the others and
     contributes nothing.
     """
-    own_rows, idle = shard_rows(rows, rank, ranks)
+    own_rows, idle = rows_of_rank(rows, rank, ranks)
     source, labels = pad_sources(dataset, own_rows), pad_targets(dataset, own_rows)
     target = np.empty_like(labels)
     target[:, 0] = BOS
@@ -390,7 +390,7 @@ def collate(dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int =
     return Batch(*as_tensors(source, target, labels), trees)
 
 
-def shard_rows(rows: RowIndices, rank: int, ranks: int) -> tuple[RowIndices, bool]:
+def rows_of_rank(rows: RowIndices, rank: int, ranks: int) -> tuple[RowIndices, bool]:
     """The rows of one process out of ``ranks``; True if none is left and it gets a row to be idle with."""
     own_rows = rows[rank::ranks]
     return (own_rows, False) if len(own_rows) else (rows[:1], True)

@@ -35,10 +35,7 @@ FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
 
 
 def read_pairs(
-    files: DataFiles,
-    data: DataConfig,
-    section: str = "data.train",
-    skipped: Skipped | None = None,
+    files: DataFiles, data: DataConfig, section: str = "data.train", skipped: Skipped | None = None
 ) -> Iterator[Pair]:
     """The pairs of all files, one file after another.
 

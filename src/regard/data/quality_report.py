@@ -12,11 +12,7 @@ import numpy as np
 
 from regard.data.misalignment import Stretch
 from regard.data.pairs import Pair
-from regard.data.quality import (
-    QUALITY_RULES,
-    Misaligned,
-    RuleSet,
-)
+from regard.data.quality import QUALITY_RULES, Misaligned, RuleSet
 from regard.data.text_features import Ints, KeyCounter, PairBatch, batches
 
 EXAMPLES = 3

@@ -142,10 +142,7 @@ class UnigramSampler(SubwordSampler):
         return lattice
 
 
-SUBWORD_SAMPLERS: dict[str, type[SubwordSampler]] = {
-    "bpe": BpeDropout,
-    "unigram": UnigramSampler,
-}
+SUBWORD_SAMPLERS: dict[str, type[SubwordSampler]] = {"bpe": BpeDropout, "unigram": UnigramSampler}
 
 
 class SamplingVocabulary(Vocabulary):
@@ -181,12 +178,7 @@ class SamplingTokenizer(Tokenizer):
 
     @classmethod
     def wrap(
-        cls,
-        base: Tokenizer,
-        kind: str,
-        alpha: float,
-        seed: Sequence[int],
-        labels: bool = False,
+        cls, base: Tokenizer, kind: str, alpha: float, seed: Sequence[int], labels: bool = False
     ) -> SamplingTokenizer:
         """``kind``: the kind of the tokenizer, bpe or unigram. ``labels``: the targets are labels."""
         source = SamplingVocabulary(base.source, kind, alpha, [*seed, 0])

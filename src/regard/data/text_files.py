@@ -172,9 +172,8 @@ def split_lines(
     A line of more than ``limit`` bytes is refused; ``where`` names the file in the error message.
     """
     number = 1
-    pending: list[
-        bytes
-    ] = []  # joined once; otherwise a line of many chunks would be copied with each
+    # Joined once; otherwise a line of many chunks would be copied with each.
+    pending: list[bytes] = []
     size = 0
     for chunk in chunks:
         head, *following = chunk.split(b"\n")
@@ -184,9 +183,8 @@ def split_lines(
             _check_line(size, where, number, limit)
             yield b"".join(pending)
             *complete, tail = following
-            if (
-                max(map(len, complete), default=0) > limit
-            ):  # rare, so lines are not checked one by one
+            # Long lines are rare, so lines are not checked one by one.
+            if max(map(len, complete), default=0) > limit:
                 for line in complete:
                     number += 1
                     _check_line(len(line), where, number, limit)

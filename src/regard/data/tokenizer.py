@@ -610,10 +610,7 @@ class TextStatistics(NamedTuple):
 
 
 def _count_text(
-    pairs: Iterable[Pair],
-    sides: Sequence[Side],
-    normalization: str,
-    max_characters: int | None,
+    pairs: Iterable[Pair], sides: Sequence[Side], normalization: str, max_characters: int | None
 ) -> TextStatistics:
     """Count the text before training.
 

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from regard.data.pairs import Pair
 from regard.demo import lexicon
@@ -49,6 +49,10 @@ from regard.demo.grammar import (
 )
 from regard.demo.lexicon import Adjective, Article, Frame, Noun, Verb, fits, nouns_with
 from regard.storage.atomic_files import write_text
+
+if TYPE_CHECKING:
+    from regard.inspection.head_ablation import Correct
+    from regard.tasks import Translator
 
 Split = Literal["train", "valid", "test"]
 PAIRS: dict[Split, int] = {"train": 120_000, "valid": 500, "test": 1_000}
@@ -481,3 +485,25 @@ def pronoun_is_correct(challenge: Challenge, translation: str) -> bool:
     """Whether the first pronoun after *weil* is the expected one."""
     match = re.search(r"\bweil\b.*?\b(er|sie|es)\b", translation)
     return match is not None and match[1] == challenge.pronoun
+
+
+def reason_pronoun(german: str) -> str | None:
+    """The pronoun of a clause with *weil* or *obwohl*; None if the sentence has none."""
+    match = re.search(r"\b(?:weil|obwohl)\b.*?\b(er|sie|es)\b", german)
+    return match[1] if match else None
+
+
+def pronoun_test(model: Translator, references: Sequence[str]) -> Correct | None:
+    """A test of translations for ``ablate_heads``: whether each has the pronoun of its reference in the reason clause.
+
+    None if the model is not the demo's, or if no reference has such a pronoun. Sentences without one are not tested.
+    """
+    if model.run is None or "challenge" not in model.run.card():
+        return None
+    expected = [*map(reason_pronoun, references)]
+
+    def correct(number: int, translation: str) -> bool | None:
+        pronoun = expected[number]
+        return None if pronoun is None else reason_pronoun(translation) == pronoun
+
+    return correct if any(expected) else None

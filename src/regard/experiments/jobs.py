@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.pairs import Pair
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.inference.worker_pool import available_cores
 from regard.recipe import Device, Recipe, make_recipe
 from regard.storage.atomic_files import write_text

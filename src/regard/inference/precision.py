@@ -1,4 +1,4 @@
-"""Device and precision: which precisions this machine supports, which one to use, and what can be packed."""
+"""Precision: which number formats this machine supports, which one to use, and what can be packed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.inference.quantization import (
 )
 from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
 from regard.nn.transformer import Transformer
-from regard.recipe import Device, Precision
+from regard.recipe import Precision
 
 BF16 = torch.bfloat16
 UNPACKED: dict[Precision, PackFormat] = {
@@ -38,20 +38,6 @@ PACKED: dict[Precision, PackFormat] = {
     "int8": PackFormat(Int8Linear, Int8Embedding, BF16, unbounded_linear=FP32Linear),
 }
 """on a CPU"""
-
-
-def default_device() -> torch.device:
-    """What ``auto`` means for devices: a GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def choose_device(device: Device) -> torch.device:
-    """The device to compute on."""
-    if device == "auto":
-        return default_device()
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RegardError("device cuda: torch finds no GPU; use device cpu or auto")
-    return torch.device(device)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

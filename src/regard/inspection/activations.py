@@ -1,8 +1,8 @@
 """Inside one translation: the residual stream after each sub-layer, feed-forward neurons, and embeddings.
 
-``activations`` records them for one sentence while the model reads its translation (teacher forcing). ``embeddings``
-returns nearest neighbours and a 2-D map (principal components) of the vectors of the vocabulary. The view Architecture
-of the page shows both.
+``activations`` records them for one sentence while the model reads its translation (teacher forcing); a forward hook
+on each sub-layer captures its output. ``embeddings`` returns nearest neighbours and a 2-D map (principal components) of
+the vectors of the vocabulary. The view Architecture of the page shows both.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from regard.data.special_tokens import EOS, SPECIAL_TOKENS
 from regard.data.tokenizer import Vocabulary
 from regard.errors import RegardError
+from regard.inspection.display_tables import POSITIVE, Cell, heat_table
 from regard.inspection.hooks import Floats
-from regard.inspection.tables import POSITIVE, Cell, heat_table
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force
 from regard.inspection.trace import Token, pack, to_tokens
 from regard.nn.transformer import Transformer
@@ -188,9 +188,8 @@ class Embeddings:
         centred = vectors - vectors.mean(0)
         values, axes = np.linalg.eigh(centred.T @ centred)
         best = axes[:, ::-1][:, :2]
-        best = best * np.sign(
-            best[np.abs(best).argmax(0), range(2)]
-        )  # the largest entry is positive
+        # The largest entry is positive.
+        best = best * np.sign(best[np.abs(best).argmax(0), range(2)])
         shares = [float(share) for share in values[::-1][:2] / values.sum()]
         return to_tokens(self.vocabulary, ids), (centred @ best).astype(np.float32), shares
 

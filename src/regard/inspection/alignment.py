@@ -32,14 +32,12 @@ def align(
     """
     (source,) = model.encode([sentence], to)
     target = model.encode_translation(translation, sentence)
-    cross = observe(model, Request(source), model.network.decoder_input(target)).weights[
-        "cross_attention"
-    ]
+    observed = observe(model, Request(source), model.network.decoder_input(target))
+    cross = observed.weights["cross_attention"]
     if not cross.size or cross.shape[3] != len(source) + 1:
         return None
-    tags = sum(
-        i < model.tokenizer.source.num_special_tokens for i in source[:1]
-    )  # the target language tag
+    # The target language tag, if there is one.
+    tags = sum(i < model.tokenizer.source.num_special_tokens for i in source[:1])
     weights = cross.mean((0, 1))[: len(target), tags : len(source)]
     source = source[tags:]
     target_spans = _token_spans(model.tokenizer.target, target, translation)

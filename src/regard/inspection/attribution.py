@@ -33,8 +33,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.inspection.display_tables import Cell, heat_table, scaled, text_table
 from regard.inspection.hooks import Floats, attentions, observe
-from regard.inspection.tables import Cell, heat_table, scaled, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,
@@ -44,14 +44,7 @@ from regard.inspection.teacher_forcing import (
 )
 from regard.inspection.trace import Token, to_tokens
 from regard.nn.attention import AttentionIntermediates
-from regard.nn.layers import (
-    DecoderLayer,
-    Embedding,
-    EncoderLayer,
-    PostNorm,
-    PreNorm,
-    add_residual,
-)
+from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, PostNorm, PreNorm, add_residual
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
 from regard.nn.norms import LayerNorm
 from regard.nn.transformer import Transformer
@@ -133,9 +126,8 @@ class Attribution:
     def strongest_words(self, method: Method, count: int = 2) -> list[tuple[str, float]]:
         """The words with the largest shares in favour of the token."""
         shares = zip(self.words, map(float, self.scores[method]), strict=True)
-        return sorted((share for share in shares if share[1] > 0), key=lambda share: -share[1])[
-            :count
-        ]
+        positive = (share for share in shares if share[1] > 0)
+        return sorted(positive, key=lambda share: -share[1])[:count]
 
     def __str__(self) -> str:
         """A table for terminals: words in rows, methods in columns."""
@@ -262,9 +254,8 @@ def _choice(
         return TokenChoice(position, outputs[position], foil)
     (ids,) = model.tokenizer.target.encode([foil])
     here = outputs[position:]
-    common = next(
-        (i for i, (a, b) in enumerate(zip(ids, here, strict=False)) if a != b), None
-    )  # words may begin with the same tokens
+    # Words may begin with the same tokens.
+    common = next((i for i, (a, b) in enumerate(zip(ids, here, strict=False)) if a != b), None)
     if common is None:
         raise RegardError(f"foil {foil!r}: is the generated token at this position")
     return TokenChoice(position + common, here[common], ids[common])
@@ -433,9 +424,8 @@ def follow(
     contributions = np.concatenate([np.zeros((targets, len(relevance))), np.eye(targets)], axis=1)
     for layer, to_source in zip(decoder, cross, strict=True):
         contributions = layer @ contributions
-        contributions *= np.maximum(
-            0, 1 - to_source.sum(1, keepdims=True)
-        )  # rounding may make it negative
+        # Rounding may make it negative.
+        contributions *= np.maximum(0, 1 - to_source.sum(1, keepdims=True))
         contributions[:, : len(relevance)] += to_source @ relevance
     return contributions
 
@@ -471,9 +461,8 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
         ]
         for site, modules in attentions(model).items()
     }
-    cross = [
-        layer[:, 1:] for layer in contributions["cross_attention"]
-    ]  # the first is the residual's
+    # The first column is that of the residual.
+    cross = [layer[:, 1:] for layer in contributions["cross_attention"]]
     return follow(contributions["encoder"], contributions["decoder"], cross)
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
+from regard.inspection.display_tables import Cell, heat_table, scaled, text_table
 from regard.inspection.hooks import Floats, Head, attentions, observe
-from regard.inspection.tables import Cell, heat_table, scaled, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

@@ -264,9 +264,8 @@ def occlude(
             probabilities = model.network.project(states).float().softmax(-1)
             index = outputs.expand(len(batch), -1).unsqueeze(2)
             of_outputs = _array(probabilities.gather(2, index).squeeze(2))
-            occlusion[start : start + batch_size, decoder_pass.positions] = of_outputs[
-                :, decoder_pass.positions
-            ]
+            positions = decoder_pass.positions
+            occlusion[start : start + batch_size, positions] = of_outputs[:, positions]
     return occlusion
 
 

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.inspection.display_tables import Cell, heat_table, text_table
 from regard.inspection.hooks import Floats
-from regard.inspection.tables import Cell, heat_table, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

@@ -19,9 +19,9 @@ from regard.data.pairs import Pair, language_of
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import Attribution, attribute_token
+from regard.inspection.display_tables import text_table
 from regard.inspection.logit_lens import DepthLens, decoder_lens_of, logit_lens_of
 from regard.inspection.patching import PatchMap, patch
-from regard.inspection.tables import text_table
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force_ids
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir

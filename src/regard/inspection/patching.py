@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.inspection.display_tables import Cell, heat_table
 from regard.inspection.head_ablation import (
     Doubles,
     HeadOutput,
@@ -29,7 +30,6 @@ from regard.inspection.head_ablation import (
     mean_outputs,
 )
 from regard.inspection.hooks import Floats, attentions
-from regard.inspection.tables import Cell, heat_table
 from regard.inspection.teacher_forcing import (
     STACKS,
     ForcedTranslation,

@@ -372,9 +372,8 @@ def trace(
         rows = node_attention(model, request, decoded.beam) if decoded.searched else {}
     last, observation = passes[-1], observed[-1]
     cross = observation.weights["cross_attention"]
-    if (
-        decoded.beam and not decoded.searched and cross.size
-    ):  # a sample is a path: node n reads input n
+    # A sample is a path: node n reads input n.
+    if decoded.beam and not decoded.searched and cross.size:
         rows = {node: cross[:, :, node] for node in range(len(last.inputs))}
     probabilities = _probabilities(passes, observed)
     return Trace(

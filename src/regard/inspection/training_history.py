@@ -66,14 +66,7 @@ def trace_with_history(
     if lenses or against is not None:
         check_supported(model)
     traced = trace(
-        model,
-        text,
-        prefix=prefix,
-        forced=forced,
-        mute=mute,
-        parse=parse,
-        length=length,
-        **options,
+        model, text, prefix=prefix, forced=forced, mute=mute, parse=parse, length=length, **options
     )
     name = model.run.folder.resolve().name if model.run else "model"
     history = {**training_history(model), "model": model_info(model, name)}

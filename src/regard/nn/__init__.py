@@ -4,7 +4,7 @@ In the order of "Attention Is All You Need" (Vaswani et al. 2017):
 
     attention             scaled dot-product attention and masks (section 3.2.1)
     multi_head_attention  several heads in parallel (3.2.2)
-    sparse_attention      attention patterns: full, window, Linformer, BigBird
+    attention_patterns    full and sparse attention: sliding window, Linformer, BigBird
     positions             positional encodings (3.5)
     norms, dropout        normalization and dropout (5.4)
     layers                embeddings (3.4), feed-forward network (3.3), encoder and decoder layers (3.1)

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.nn.attention import Attention, AttentionIntermediates, AttentionMask
+from regard.nn.attention_patterns import PATTERNS
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS, AttentionPosition
-from regard.nn.sparse_attention import PATTERNS
 
 
 class MultiHeadAttention(nn.Module):

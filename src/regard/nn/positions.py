@@ -316,6 +316,11 @@ class PositionSpec(NamedTuple):
     target: str | None = None
     """the name of the positional encoding of the target, if it differs"""
 
+    @property
+    def in_attention(self) -> bool:
+        """Whether self-attention itself encodes positions, by the distance between query and key."""
+        return self.attention is not AttentionPosition
+
     def for_site(self, site: recipe.AttentionSite) -> "PositionSpec":
         """The positional encoding of the encoder or the decoder."""
         return self if site == "encoder" or self.target is None else POSITIONS[self.target]

@@ -17,12 +17,7 @@ from pydantic_core import ErrorDetails
 from regard.decoding.options_and_logits_processors import DecodingConfig
 from regard.errors import RegardError
 from regard.recipe.registry import find_registry
-from regard.recipe.schema import (
-    DERIVED_KEYS,
-    ModelConfig,
-    Recipe,
-    TokenizerConfig,
-)
+from regard.recipe.schema import DERIVED_KEYS, ModelConfig, Recipe, TokenizerConfig
 from regard.recipe.validation import Section, as_written
 
 Name = TypeVar("Name", bound=str)
@@ -89,11 +84,7 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
         "decoder": "decoder_only",
     },
     "model.attention.score": {"scaled": "scaled_dot_product", "unscaled": "dot_product"},
-    "model.norm_order": {
-        "after": "post",
-        "before": "pre",
-        "no_residual": "model.residual: none",
-    },
+    "model.norm_order": {"after": "post", "before": "pre", "no_residual": "model.residual: none"},
     "model.non_autoregressive.length": {"cut": "eos"},
     "tokenizer.kind": {"characters": "char", "words": "word"},
     "tokenizer.target_kind": {"characters": "char", "words": "word"},
@@ -344,8 +335,7 @@ def decoding_overrides(changes: Sequence[str]) -> dict[str, Any]:
         key, equals, _ = change.partition("=")
         if not equals or not key.strip() or "." in key:
             raise RegardError(
-                f"--set {change}: expected key=value with a key of the recipe's decoding section, "
-                "for example beam=5"
+                f"--set {change}: expected key=value with a key of the recipe's decoding section, for example beam=5"
             )
         _apply(values, change)
     return values

@@ -1,9 +1,9 @@
 """Registries: the named choices of a recipe, each registered where it is defined.
 
-    NORMS: Registry[type[Norm]] = Registry("model.norm")
+    NORMS: Registry[Callable[[int], nn.Module]] = Registry("model.norm")
 
     @NORMS.register("layer", packed_batches=True, fast_inference=True, formats=FORMATS)
-    class LayerNorm(Norm): ...
+    class LayerNorm(nn.LayerNorm): ...
 
 A registration also states what the choice supports. Everything is off unless stated, so a new choice works in the
 plain code path at once, and in the optimized ones once somebody has checked it there. The recipe schema looks up names
@@ -35,9 +35,9 @@ LOCATIONS = {
     "model.activation": "regard.nn.layers:ACTIVATIONS",
     "model.attention.score": "regard.nn.attention:SCORES",
     "model.attention.weighting": "regard.nn.attention:WEIGHTINGS",
-    "model.attention.encoder": "regard.nn.sparse_attention:PATTERNS",
-    "model.attention.decoder": "regard.nn.sparse_attention:PATTERNS",
-    "model.attention.cross_attention": "regard.nn.sparse_attention:PATTERNS",
+    "model.attention.encoder": "regard.nn.attention_patterns:PATTERNS",
+    "model.attention.decoder": "regard.nn.attention_patterns:PATTERNS",
+    "model.attention.cross_attention": "regard.nn.attention_patterns:PATTERNS",
     "model.non_autoregressive.length": "regard.nn.non_autoregressive:LENGTHS",
     "training.optimizer": "regard.training.optimizers:OPTIMIZERS",
     "training.schedule": "regard.training.optimizers:SCHEDULES",

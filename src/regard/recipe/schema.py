@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StrictBool,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from regard.decoding.options_and_logits_processors import DecodingConfig
@@ -154,8 +148,7 @@ class DataFiles(Section):
         sources = self.source or self.pairs or ()
         if self.parses and len(self.parses) != len(sources):
             raise ValueError(
-                f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): "
-                "expected one per source file"
+                f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): expected one per source file"
             )
         if self.weights and self.temperature:
             raise ValueError("weights and temperature cannot be combined")
@@ -324,9 +317,9 @@ class TokenizerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _drop_equal_target_kind(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("target_kind") == values.get(
-            "kind", "unigram"
-        ):
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("target_kind") == values.get("kind", "unigram"):
             return {**values, "target_kind": None}
         return values
 

@@ -334,8 +334,7 @@ def _tokenizer(recipe: Recipe) -> Iterator[str]:
         yield f"tokenizer.target_kind: {target_kind} needs tokenizer.shared: false"
     if target_kind and task.has_labels:
         yield (
-            f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; "
-            "remove it"
+            f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; remove it"
         )
     if target_kind == "marian":
         yield "tokenizer.target_kind: marian comes with an imported model and applies to both sides; remove it"
@@ -470,6 +469,12 @@ def _trees(recipe: Recipe) -> Iterator[str]:
         yield f"model.position: tree needs architecture: transformer, not {model.architecture}"
 
 
+def _position_in_attention(model: ModelConfig) -> bool:
+    """Whether self-attention encodes positions. Trees do, too, but ``_trees`` reports what they need."""
+    positions = find_registry("model.position")
+    return model.position != "tree" and positions[model.position].in_attention
+
+
 def _attention(model: ModelConfig) -> Iterator[str]:
     attention = model.attention
     if attention.key_value_heads and model.heads % attention.key_value_heads:
@@ -478,7 +483,7 @@ def _attention(model: ModelConfig) -> Iterator[str]:
             f"model.attention.key_value_heads: {attention.key_value_heads} does not divide "
             f"{model.heads} heads; allowed: {', '.join(allowed)}"
         )
-    if attention.encoder == "linformer" and model.position in ("rotary", "relative"):
+    if attention.encoder == "linformer" and _position_in_attention(model):
         yield (
             f"model.position: {model.position} needs the distance between two tokens, which linformer does not keep; "
             "set position: sinusoidal or learned, or attention.encoder: window or bigbird"
@@ -506,10 +511,12 @@ def _architecture(model: ModelConfig) -> Iterator[str]:
     architecture = model.architecture
     if architecture == "lstm" and model.d_model % 2:
         yield f"model.architecture: lstm is bidirectional and needs an even model.d_model, not {model.d_model}"
-    if architecture == "convolution" and model.position in ("rotary", "relative"):
+    if architecture == "convolution" and _position_in_attention(model):
+        positions = find_registry("model.position")
+        allowed = ", ".join(name for name, spec in positions.items() if not spec.in_attention)
         yield (
             f"model.position: {model.position} is part of self-attention, which architecture: convolution "
-            "does not have; allowed: none, index, sinusoidal, learned"
+            f"does not have; allowed: {allowed}"
         )
 
 

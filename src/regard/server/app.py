@@ -29,16 +29,16 @@ from starlette.types import Receive, Scope, Send
 from regard import __version__
 from regard.errors import RegardError
 from regard.inspection.page_data import examples_of, test_scores
-from regard.server.files import SUFFIXES, add_file_routes
+from regard.server.document_uploads import SUFFIXES, add_file_routes
 from regard.server.inspection_endpoints import add_history_routes, add_trace_routes, start_following
-from regard.server.metrics import Metrics
 from regard.server.middleware import (
     GuardMiddleware,
     RequestMiddleware,
     error_response,
     refusal_response,
 )
-from regard.server.models import ModelEntry, ModelPool, ServedModel
+from regard.server.model_pool import ModelEntry, ModelPool, ServedModel
+from regard.server.prometheus import Metrics
 from regard.server.schemas import (
     DetailedRequest,
     DetailedResponse,
@@ -99,9 +99,7 @@ class DirectRoute(APIRoute):
 
 
 def create_app(
-    models: ServedModel | Sequence[ModelEntry],
-    settings: Settings | None = None,
-    page: Path = PAGE,
+    models: ServedModel | Sequence[ModelEntry], settings: Settings | None = None, page: Path = PAGE
 ) -> FastAPI:
     """The application that serves a loaded model, or several, which are loaded when they are needed.
 

@@ -23,7 +23,7 @@ import torch
 from fastapi import FastAPI, Request, Response
 
 from regard.data.corpus import valid_pairs
-from regard.demo.pronouns import pronoun_test
+from regard.demo.corpus import pronoun_test
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
@@ -47,8 +47,8 @@ from regard.inspection.teacher_forcing import (
 from regard.inspection.trace import Trace, trace
 from regard.inspection.training_history import PastCheckpoints, curves, training_history
 from regard.nn.network import copy_weights
-from regard.server.batching import Batcher
-from regard.server.models import LoadedModel, ModelEntry
+from regard.server.dynamic_batching import Batcher
+from regard.server.model_pool import LoadedModel, ModelEntry
 from regard.server.schemas import (
     AlignRequest,
     AttributionRequest,
@@ -222,11 +222,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         inline = result.attention_bytes <= settings.inline_trace_bytes
         return {"id": traces.add(result), **result.to_json("attention" if inline else "minimal")}
 
-    @app.get(
-        "/v1/trace/{id}/{site}/{layer}",
-        response_class=Response,
-        responses=BINARY,
-    )
+    @app.get("/v1/trace/{id}/{site}/{layer}", response_class=Response, responses=BINARY)
     async def trace_weights(request: Request, id: str, site: str, layer: str) -> Response:
         """Attention weights of one layer of a trace: little-endian float32, [head, query, key], row-major.
 
@@ -236,9 +232,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         return _binary(traces.layer(id, site, layer))
 
     @app.get(
-        "/v1/trace/{id}/{site}/{layer}/{projection}",
-        response_class=Response,
-        responses=BINARY,
+        "/v1/trace/{id}/{site}/{layer}/{projection}", response_class=Response, responses=BINARY
     )
     async def trace_projection(
         request: Request, id: str, site: str, layer: str, projection: str

@@ -30,7 +30,7 @@ from regard.server.service import INTERNAL_ERROR
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from regard.server.models import ModelPool
+    from regard.server.model_pool import ModelPool
 
 
 log = logging.getLogger("regard.server")

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -469,11 +462,7 @@ async def _form_fields(request: Request, content_type: str, data: bytearray) -> 
 
     try:
         parser = MultiPartParser(
-            request.headers,
-            stream(),
-            max_files=0,
-            max_fields=MAX_FIELDS,
-            max_part_size=len(data),
+            request.headers, stream(), max_files=0, max_fields=MAX_FIELDS, max_part_size=len(data)
         )
         form = await parser.parse()
     except (MultiPartException, KeyError) as error:

@@ -13,8 +13,8 @@ from regard.data.language_identification import LANGUAGE_NAMES, identify_among
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
-from regard.server.batching import SearchModel, SearchOptions, TranslationsFuture
-from regard.server.models import LoadedModel, ModelPool, Route, RouteStage
+from regard.server.dynamic_batching import SearchModel, SearchOptions, TranslationsFuture
+from regard.server.model_pool import LoadedModel, ModelPool, Route, RouteStage
 from regard.server.schemas import (
     DetailedRequest,
     DetailedResponse,
@@ -554,10 +554,7 @@ class PreparedSentences(NamedTuple):
 
 
 def prepare_sentences(
-    sentences: Sequence[str],
-    model: SearchModel,
-    glossary: Glossary | None,
-    options: SearchOptions,
+    sentences: Sequence[str], model: SearchModel, glossary: Glossary | None, options: SearchOptions
 ) -> PreparedSentences:
     """Count the tokens of sentences and find their glossary terms."""
     tokens = model.count_tokens(sentences)

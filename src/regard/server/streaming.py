@@ -15,7 +15,7 @@ from regard.data.sentence_splitter import split_text
 from regard.data.special_tokens import BOS
 from regard.decoding.beam_tree import BeamStep, BeamTree
 from regard.errors import RegardError
-from regard.server.batching import Batcher, SearchOptions
+from regard.server.dynamic_batching import Batcher, SearchOptions
 from regard.server.inspection_endpoints import inspected_model
 from regard.server.schemas import (
     LiveRequest,

@@ -32,7 +32,7 @@ from regard.inference.worker_pool import available_cores, death_signal
 from regard.recipe import Device, Precision
 from regard.server.app import create_app
 from regard.server.middleware import TimeLimitedProtocol
-from regard.server.models import ModelPool, check_memory, entries_of_runs
+from regard.server.model_pool import ModelPool, check_memory, entries_of_runs
 from regard.server.schemas import Settings
 from regard.storage.atomic_files import shared_folder
 from regard.storage.run_dir import RunDir

@@ -274,7 +274,7 @@ class Model(ABC):
         run = runs[0]
         if len(runs) == 1 and (cached := cls.load_cached(run, device, precision, threads)):
             return cached
-        from regard.inference.precision import choose_device
+        from regard.inference.device import choose_device
         from regard.nn.network import assign_weights
 
         recipe = run.recipe()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.data.batching import Batch, pad_sources, pad_targets, shard_rows
+from regard.data.batching import Batch, pad_sources, pad_targets, rows_of_rank
 from regard.data.cleaning import EncodedPair, clean_and_encode
 from regard.data.formats import abbreviate
 from regard.data.pairs import Pair
@@ -61,7 +61,7 @@ class LabelEncoder(PairEncoder):
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
-        mine, idle = shard_rows(rows, rank, ranks)
+        mine, idle = rows_of_rank(rows, rank, ranks)
         return encoder_batch(
             pad_sources(dataset, mine), pad_targets(dataset, mine, end=PAD)[:, :-1], idle
         )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from regard.data.batching import Batch, as_tensors, pad_targets, shard_rows
+from regard.data.batching import Batch, as_tensors, pad_targets, rows_of_rank
 from regard.data.cleaning import EncodedPair
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, UNK
@@ -58,7 +58,7 @@ class StreamEncoder(PairEncoder):
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
-        mine, idle = shard_rows(rows, rank, ranks)
+        mine, idle = rows_of_rank(rows, rank, ranks)
         blocks = pad_targets(dataset, mine, end=PAD)[:, :-1]
         labels = blocks[:, 1:].copy()
         read = np.where(labels == PAD, PAD, blocks[:, :-1])

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.batching import Batch, pad_sources, shard_rows
+from regard.data.batching import Batch, pad_sources, rows_of_rank
 from regard.data.cleaning import EncodedPair
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
@@ -54,7 +54,7 @@ class TextEncoder(PairEncoder):
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
-        mine, idle = shard_rows(rows, rank, ranks)
+        mine, idle = rows_of_rank(rows, rank, ranks)
         source = pad_sources(dataset, mine)
         return encoder_batch(source, np.where(source == EOS, PAD, source), idle)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data.batching import Batch, pad_sources, pad_targets, shard_rows
+from regard.data.batching import Batch, pad_sources, pad_targets, rows_of_rank
 from regard.data.cleaning import EncodedPair
 from regard.data.formats import abbreviate
 from regard.data.pairs import Pair
@@ -55,7 +55,7 @@ class TagEncoder(PairEncoder):
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
-        mine, idle = shard_rows(rows, rank, ranks)
+        mine, idle = rows_of_rank(rows, rank, ranks)
         return encoder_batch(pad_sources(dataset, mine), pad_targets(dataset, mine, end=PAD), idle)
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:

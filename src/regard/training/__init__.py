@@ -4,7 +4,8 @@
     resume                             open a run folder, or resume the run in it
     prepare_data, prepare_data_shards  tokenize the corpus once, in one process or many
     data_loader                        the batches of each epoch
-    trainer, train_step                the training loop; one optimizer step, in micro-batches if need be
+    trainer, train_step                the training loop; one optimizer step
+    out_of_memory                      split batches into micro-batches
     optimizers                         Adam, Muon, SGD …; learning rate schedules: noam, cosine, constant
     checkpoint, stopping               save, resume, average; when training stops
     distributed, sharding              several processes: data parallelism, FSDP

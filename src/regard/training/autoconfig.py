@@ -12,15 +12,8 @@ from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
-from regard.recipe import (
-    PRESETS,
-    DataConfig,
-    DataFiles,
-    Recipe,
-    TokenizerConfig,
-    make_recipe,
-)
+from regard.inference.device import choose_device
+from regard.recipe import PRESETS, DataConfig, DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training.cost_model import DeviceSpeed, measure_device
 from regard.training.planner import duration
 from regard.training.train_step import MAX_WORKERS
@@ -682,10 +675,7 @@ class CorpusStatistics(NamedTuple):
     def tokens_per_target(self, rule: VocabularyRule, tokenizer: TokenizerConfig) -> float:
         """Estimated mean number of tokens of a target, EOS included."""
         target = self.target
-        exact = {
-            "word": target.words,
-            "char": target.characters + target.ideographs + target.texts,
-        }
+        exact = {"word": target.words, "char": target.characters + target.ideographs + target.texts}
         subwords = (
             target.characters / rule.characters_per_token + target.ideographs / IDEOGRAPHS_PER_TOKEN
         )

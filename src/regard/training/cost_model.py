@@ -30,14 +30,9 @@ from regard.recipe import PACKED_CHUNKS, ModelConfig, Recipe, make_recipe
 from regard.training.cpu_kernels import attach_cpu_kernels, fastest_batches, has_cpu_kernels
 from regard.training.data_loader import can_pack
 from regard.training.optimizers import OPTIMIZERS
+from regard.training.out_of_memory import available_memory
 from regard.training.planner import duration
-from regard.training.train_step import (
-    StepScalars,
-    ThreadedTrainStep,
-    TrainStep,
-    available_memory,
-    parallel_rows,
-)
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 # ---------------------------------------------------------------------------------------------
 # The speed of this device

@@ -168,9 +168,8 @@ class _PackedAttention(torch.autograd.Function):
     def backward(context: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         tensors = context.saved_tensors
         grad_output = grad_outputs[0].transpose(1, 2).contiguous()
-        grads = [
-            torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]
-        ]  # zero at padding
+        # Zero at padding.
+        grads = [torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]]
         for row in range(len(grad_output)):
             spec = _attention_spec(tensors, row, *context.options)
             spec.grad_output = grad_output[row].data_ptr()

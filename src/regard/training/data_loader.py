@@ -35,8 +35,9 @@ from regard.tasks.base import PairEncoder
 from regard.training.cpu_kernels import CPU_ROW_TOKENS, has_cpu_kernels
 from regard.training.distributed import ProcessGroup, share_size
 from regard.training.optimizers import OPTIMIZERS
+from regard.training.out_of_memory import split_rows
 from regard.training.prepare_data import PreparedData
-from regard.training.train_step import MIN_ROW_TOKENS, split_rows
+from regard.training.train_step import MIN_ROW_TOKENS
 
 
 class DataCursor(NamedTuple):

@@ -13,7 +13,6 @@ by a model, the target by people (Sennrich et al. 2016).
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 
 from regard.data.corpus import fingerprint, read_pairs
-from regard.data.pairs import language_of
+from regard.data.formats.writers import json_line, tsv_line
+from regard.data.pairs import Pair, language_of
 from regard.data.text_files import read_lines
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -175,23 +175,10 @@ def read_teacher(recipe: Recipe, run: RunDir, device: torch.device) -> Network:
 # Output formats
 
 
-def _to_tsv(where: str, source: str, target: str) -> str:
-    if "\t" in source or "\t" in target:
-        raise RegardError(
-            f"{where}: the text contains a tab, which separates columns in a .tsv file; "
-            "choose an --output name that ends in .jsonl"
-        )
-    return f"{source}\t{target}\n"
-
-
-def _to_jsonl(where: str, source: str, target: str) -> str:
-    return json.dumps({"source": source, "target": target}, ensure_ascii=False) + "\n"
-
-
-FORMATTERS: dict[str, PairFormatter] = {".tsv": _to_tsv, ".jsonl": _to_jsonl}
-
-
 def _formatter(output: Path) -> PairFormatter:
-    if output.suffix not in FORMATTERS:
-        raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
-    return FORMATTERS[output.suffix]
+    """The function that formats the lines of a file with this name."""
+    if output.suffix == ".tsv":
+        return lambda where, source, target: tsv_line(Pair(source, target), where) + "\n"
+    if output.suffix == ".jsonl":
+        return lambda where, source, target: json_line(Pair(source, target)) + "\n"
+    raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")

@@ -1,8 +1,8 @@
 """Data-parallel training in several processes: ``regard train … --processes N``, or with torchrun on several machines.
 
 Every process has all weights. It computes the gradients of its share of each batch, and the processes average them
-while the backward pass runs. Padded batches use DistributedDataParallel, packed ones ``FlatGradients``, with which the
-passes can be CUDA graphs.
+with ``all_reduce`` while the backward pass runs. Padded batches use DistributedDataParallel (DDP), packed ones
+``FlatGradients``, with which the passes can be CUDA graphs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor, distributed, nn
 from regard.data.batching import TILE, Lengths, PackedSize, row_owners
 from regard.data.token_dataset import RowIndices
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Device
 

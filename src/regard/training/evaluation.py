@@ -241,9 +241,8 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     """
     model, pairs = trainer.model, trainer.examples
     if trainer.recipe.data.test is not None:
-        pairs = pairs[
-            :MAX_TUNING_PAIRS
-        ]  # the test set is scored, so these are only for the examples
+        # The test set is scored, so these are only for the examples.
+        pairs = pairs[:MAX_TUNING_PAIRS]
     if not isinstance(model, Translator) or not pairs:
         return Summary(0, [], [])
     pairs = pairs[:: _thinning(trainer, deadline, len(pairs))]
@@ -389,8 +388,7 @@ def score_before_fine_tuning(
         }
         if results:
             reporter.message(
-                f"Before fine-tuning, {name} data ({kind} of {of}, {len(pairs):,} pairs): "
-                f"{_format_scores(results)}"
+                f"Before fine-tuning, {name} data ({kind} of {of}, {len(pairs):,} pairs): {_format_scores(results)}"
             )
     scores = {"from": str(initial), "seconds": round(seconds, 1), "sets": sets}
     write_text(run.data / SCORES_BEFORE, json.dumps(scores, indent=2) + "\n")

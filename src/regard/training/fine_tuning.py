@@ -33,7 +33,7 @@ from regard.data.tokenizer import (
     train_labels,
 )
 from regard.errors import RegardError
-from regard.inference.precision import choose_device
+from regard.inference.device import choose_device
 from regard.nn.network import named_weights
 from regard.recipe import (
     ALL_BUT,
@@ -270,9 +270,8 @@ class NewData:
         count = len(sample) + sum(1 for _ in pairs)
         target = tokenizer.target.encode([pair.target for pair in sample])
         source = tokenizer.source.encode([pair.source for pair in sample])
-        unknown = _count_unknown(source, tokenizer.source) + _count_unknown(
-            target, tokenizer.target
-        )
+        unknown = _count_unknown(source, tokenizer.source)
+        unknown += _count_unknown(target, tokenizer.target)
         total = sum(map(len, chain(source, target)))
         tokens = sum(map(len, target)) / max(1, len(sample)) + 1
         return cls(max(1, count), tokens, unknown / max(1, total))
@@ -447,8 +446,7 @@ def load_initial_weights(network: nn.Module, recipe: Recipe, tokenizer: Tokenize
     original = run.tokenizer(run.recipe())
     if not _extends(original.source, tokenizer.source):
         raise RegardError(
-            f"training.init_from: the tokenizer of {run} has changed since the data were prepared; "
-            "choose another --out"
+            f"training.init_from: the tokenizer of {run} has changed since the data were prepared; choose another --out"
         )
     theirs, own = run.weights(), named_weights(network)
     copied = [name for name in own if not recipe.has_labels or name.startswith("encoder.")]

@@ -231,13 +231,16 @@ def learning_rate(step: int, training: recipe.TrainingConfig, d_model: int) -> f
 
 
 def warmup_factor(step: int, warmup: int) -> float:
-    """Rises linearly to 1 during warmup."""
+    """Learning rate warmup: the share of the peak, which rises linearly to 1."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
 @SCHEDULES.register("noam", options=["training.warmup"])
 def noam(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
-    """d_model^-0.5 min(step^-0.5, step warmup^-1.5): linear warmup, then decay with the inverse square root."""
+    """d_model^-0.5 min(step^-0.5, step warmup^-1.5): linear warmup, then decay with the inverse square root.
+
+    ``inverse_sqrt`` of fairseq is the same curve; there the learning rate is that of its peak.
+    """
     rise = step / training.warmup**1.5 if training.warmup else math.inf
     return training.learning_rate / math.sqrt(d_model) * min(1 / math.sqrt(step), rise)
 

@@ -127,9 +127,8 @@ def _write_training_data(
     pairs: Callable[[], Iterable[Pair]], folder: Path, key: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the pairs that the models are trained on, unless they are there. Returns the recipes of both models."""
-    file = (
-        folder / "recipes.json"
-    )  # written last, so its existence says that the pairs are complete
+    # Written last, so its existence says that the pairs are complete.
+    file = folder / "recipes.json"
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["key"] != json.loads(json.dumps(key)):

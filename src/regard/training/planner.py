@@ -87,9 +87,8 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     left = deadline - time.monotonic()
     # The loss of the validation pairs takes about a third of training on them.
     speed = 3 * tokens_per_step / seconds_per_step
-    validation = trainer.validation_seconds + limit_validation_pairs(
-        trainer, VALIDATION_SHARE * left, speed
-    )
+    validation = trainer.validation_seconds
+    validation += limit_validation_pairs(trainer, VALIDATION_SHARE * left, speed)
     trainer.validation_seconds = validation
     reserve = (
         3 + 2.5 * validation + min(TEST_SHARE * left, seconds_to_score_test(trainer)) + scoring
@@ -258,9 +257,9 @@ def measure_steps(trainer: Trainer, left: float) -> StepTime:
             return trainer.group.max(int(1e6 * (time.monotonic() - start))) / 1e6, tokens
 
         seconds, tokens = timed(1)
-        if seconds > limit and trainer.warmup_steps == 1:
+        if seconds > limit and trainer.untimed_steps == 1:
             return StepTime(seconds, tokens)  # no time for more
-        timed(trainer.warmup_steps - 1)
+        timed(trainer.untimed_steps - 1)
         seconds, tokens = timed(1)
         steps = 1 + max(0, min(MEASURED_STEPS, int(limit / max(seconds, 1e-6))))
         more_seconds, more_tokens = timed(steps - 1)

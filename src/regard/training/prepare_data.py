@@ -455,10 +455,7 @@ def _read_metadata(run: RunDir) -> dict[str, Any]:
 
 
 def _write_metadata(
-    run: RunDir,
-    identity: dict[str, str],
-    counts: Mapping[str, Any],
-    seconds: float,
+    run: RunDir, identity: dict[str, str], counts: Mapping[str, Any], seconds: float
 ) -> None:
     metadata = {
         "identity": identity,

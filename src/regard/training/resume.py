@@ -1,4 +1,7 @@
-"""Open a run folder: lock it, and check that a run in it can be resumed with this recipe."""
+"""Open a run folder: lock it, and check that a run in it can be resumed with this recipe.
+
+A resumed run has the weights of an uninterrupted one, bit for bit, in the same environment (``describe_environment``).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from regard.data.corpus import data_paths
 from regard.errors import RegardError
@@ -15,6 +20,9 @@ from regard.recipe import DataConfig, DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, checkpoint_step
 from regard.training.fine_tuning import recipe_differences
+
+if TYPE_CHECKING:
+    from regard.training.trainer import Trainer
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
@@ -81,8 +89,7 @@ def open_run(run: RunDir, recipe: Recipe) -> None:
     if not checkpoint_files(run.checkpoints):
         if run.weights_file.exists():
             raise RegardError(
-                f"{run}: contains a model but no checkpoints, so it cannot be resumed; "
-                "choose another --out"
+                f"{run}: contains a model but no checkpoints, so it cannot be resumed; choose another --out"
             )
         run.write_recipe(recipe)
         return
@@ -172,3 +179,33 @@ def _fixed_keys(previous: Recipe, recipe: Recipe) -> Iterator[str]:
         yield "evaluation.tokenize"  # the scores of checkpoints would not be comparable
         if previous.evaluation.metrics[0] != recipe.evaluation.metrics[0]:
             yield "evaluation.metrics"
+
+
+# ---------------------------------------------------------------------------------------------
+# Exact resume: the same weights, bit for bit
+
+
+def describe_environment(trainer: Trainer) -> str:
+    """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
+    group, loader = trainer.group, trainer.data_loader
+    if group.device.type == "cuda":
+        device = torch.cuda.get_device_name(group.device)
+    else:
+        threads = torch.get_num_threads()
+        device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
+    kernels = ", native kernels" if loader.packs_on_cpu else ""
+    if loader.parallel_rows > 1:
+        kernels += f", {loader.parallel_rows} packed rows at a time"
+    processes = f"{group.size} process{'es' * (group.size > 1)}"
+    return f"torch {torch.__version__}, {device}{kernels}, {processes}"
+
+
+def inexact_resume_warning(trainer: Trainer) -> str | None:
+    """A warning if the run was trained in another environment so far, so that it cannot be resumed exactly."""
+    before, here = trainer.state.environment, describe_environment(trainer)
+    if before == here:
+        return None
+    return (
+        f"Trained so far with {before}, now with {here}: the weights may differ in rounding from those of an "
+        "uninterrupted run"
+    )

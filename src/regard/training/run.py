@@ -27,11 +27,13 @@ from regard.training.distributed import (
 from regard.training.evaluation import forgetting_seconds, score_before_fine_tuning
 from regard.training.fine_tuning import check_initial_run
 from regard.training.model_card import finish, hardware
+from regard.training.out_of_memory import is_out_of_memory
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.resume import (
     check_run_folder,
+    inexact_resume_warning,
     keep_plan,
     locked,
     open_run,
@@ -40,8 +42,7 @@ from regard.training.resume import (
 )
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
-from regard.training.train_step import is_out_of_memory
-from regard.training.trainer import Trainer, describe_environment
+from regard.training.trainer import Trainer
 
 RESUME_HINT = "To resume, run the same command again."
 
@@ -199,10 +200,7 @@ def _train(
 
 
 def _make_plan(
-    trainer: Trainer,
-    reporter: ProgressReporter,
-    deadline: float,
-    automatic: AutomaticRecipe | None,
+    trainer: Trainer, reporter: ProgressReporter, deadline: float, automatic: AutomaticRecipe | None
 ) -> Trainer:
     """Fit the training to the time limit, and print the plan; returns a new trainer if the model was chosen again."""
     if trainer.group.is_main:
@@ -340,12 +338,8 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         reporter.message("training.sharding: full_shard has no effect with one process")
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
-        here = describe_environment(trainer)
-        if state.environment != here:
-            reporter.message(
-                f"Trained so far with {state.environment}, now with {here}: the weights may differ in "
-                "rounding from those of an uninterrupted run"
-            )
+        if warning := inexact_resume_warning(trainer):
+            reporter.message(warning)
     reporter.log(
         "start",
         step=state.step,

@@ -114,11 +114,7 @@ class PartWriter(HuggingFaceStorageWriter):
     """Writes the part of this process into a temporary folder; the main process completes the checkpoint."""
 
     def __init__(
-        self,
-        partial: Path,
-        path: Path,
-        state: Mapping[str, Any],
-        check_owner: Callable[[], None],
+        self, partial: Path, path: Path, state: Mapping[str, Any], check_owner: Callable[[], None]
     ) -> None:
         super().__init__(str(partial), save_distributed=True)
         self.partial, self.complete = partial, path
@@ -216,9 +212,8 @@ def _read_tensors(
             for name, entry in saved.items()
             if name.partition(".")[0] in tensor_groups and isinstance(entry, TensorStorageMetadata)
         }
-        with (
-            warnings.catch_warnings()
-        ):  # DCP warns of what is intended: each process reads on its own
+        # DCP warns of what is intended: each process reads on its own.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             load(dict[str, Any](tensors), storage_reader=reader, no_dist=True)
     except (CheckpointException, SafetensorError, OSError) as error:

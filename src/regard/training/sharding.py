@@ -21,7 +21,7 @@ from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Recipe
 from regard.recipe.registry import find_registry
 from regard.training.distributed import ProcessGroup
-from regard.training.train_step import available_memory
+from regard.training.out_of_memory import available_memory
 
 if TYPE_CHECKING:  # FSDP takes a third of the time to import torch, and is imported when it is used
     from torch.distributed.fsdp import FSDPModule

@@ -60,18 +60,19 @@ from regard.training.evaluation import (
 )
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.out_of_memory import (
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    release_memory,
+)
 from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.resume import describe_environment
 from regard.training.run_mirror import RunMirror
-from regard.training.sharding import (
-    gather,
-    gathered,
-    local_part,
-    shard,
-    shard_all,
-    shards,
-)
+from regard.training.sharding import gather, gathered, local_part, shard, shard_all, shards
 from regard.training.stopping import (
     NonFiniteError,
     StopReason,
@@ -79,17 +80,7 @@ from regard.training.stopping import (
     catch_signals,
     early_stop,
 )
-from regard.training.train_step import (
-    StepScalars,
-    ThreadedTrainStep,
-    TrainStep,
-    estimate_micro_batches,
-    fits_in_memory,
-    is_out_of_memory,
-    largest_batch,
-    parallel_rows,
-    release_memory,
-)
+from regard.training.train_step import StepScalars, ThreadedTrainStep, TrainStep, parallel_rows
 
 PREFETCHED_BATCHES = 8
 
@@ -215,7 +206,7 @@ class Trainer:
         """
         if deadline is not None and not self.validation_seconds:
             estimate_validation_time(self, limit=0.1 * (deadline - time.monotonic()))
-        reporter.start(self.state.step, self.training.steps, deadline, self.warmup_steps)
+        reporter.start(self.state.step, self.training.steps, deadline, self.untimed_steps)
         while True:
             try:
                 return self._fit(reporter, deadline)
@@ -323,8 +314,8 @@ class Trainer:
                 reset_optimizer(self.optimizer, known)
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps that are slower than others: a GPU compiles and captures the step first."""
+    def untimed_steps(self) -> int:
+        """The first steps, which are slower and not timed: a GPU compiles and captures the step."""
         return EAGER_STEPS + 2 if self.cuda_graph_step is not None else 1
 
     def synchronize(self) -> None:
@@ -396,9 +387,9 @@ class Trainer:
                     len(rows),
                     loader.parallel_rows,
                 )
-            while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
-                rows
-            ):
+            while not fits_in_memory(self.train_step, largest()):
+                if state.micro_batches >= len(rows):
+                    break
                 state.micro_batches *= 2
         state.micro_batches = self.group.max(state.micro_batches)
         parts = state.micro_batches
@@ -446,37 +437,39 @@ class Trainer:
 
         If the weights are sharded, all processes must call this.
         """
-        if self.sharded:
-            with self._gathered_weights():
+        with self._averaged_weights():
+            if self.sharded:
+                with self._gathered_weights():
+                    yield
+                return
+            self.distributed_loss_fn.eval()
+            try:
                 yield
+            finally:
+                self.distributed_loss_fn.train()
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """Use the moving average as the weights for the duration of the with-block, if there is one."""
+        if self.ema is None:
+            yield
             return
-        weights = None
-        if self.ema is not None:
-            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
-            copy_weights(self.network, self.ema, "the moving average")
-        self.distributed_loss_fn.eval()
+        weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
+        copy_weights(self.network, self.ema, "the moving average")
         try:
             yield
         finally:
-            self.distributed_loss_fn.train()
-            if weights is not None:
-                copy_weights(self.network, weights, "the weights")
+            copy_weights(self.network, weights, "the weights")
 
     @contextmanager
     def _gathered_weights(self) -> Iterator[None]:
         """``evaluation_mode`` of sharded weights: each process has all of them for the duration of the with-block."""
-        weights = None
-        if self.ema is not None:
-            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
-            copy_weights(self.network, self.ema, "the moving average")
         ema, self.ema, self.sharded = self.ema, None, False
         try:
             with gathered(self.loss_fn), self.evaluation_mode():
                 yield
         finally:
             self.ema, self.sharded = ema, True
-            if weights is not None:
-                copy_weights(self.network, weights, "the weights")
 
     def gather_weights(self) -> None:
         """End training: give each process all weights, and free the state of the optimizer."""
@@ -581,9 +574,8 @@ class Trainer:
     def evaluate(self, pairs: list[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Like ``Model.evaluate``, but all processes share the work. Main process only."""
         if self.recipe.text_only:
-            return self.model.evaluate(
-                pairs, quick=quick
-            )  # one stream of text, not one output per pair
+            # One stream of text, not one output per pair.
+            return self.model.evaluate(pairs, quick=quick)
         outputs = self.evaluation.outputs(pairs, quick=quick)
         return self.model.score_outputs(outputs, pairs, quick=quick)
 
@@ -714,21 +706,6 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state >> 1))
-
-
-def describe_environment(trainer: Trainer) -> str:
-    """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
-    group = trainer.group
-    if group.device.type == "cuda":
-        device = torch.cuda.get_device_name(group.device)
-    else:
-        threads = torch.get_num_threads()
-        device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
-    kernels = ", native kernels" if trainer.data_loader.packs_on_cpu else ""
-    plural = "es" * (group.size > 1)
-    if (rows := trainer.data_loader.parallel_rows) > 1:
-        kernels += f", {rows} packed rows at a time"
-    return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_context_stays() -> None:
         TaggedPair.from_pair(Pair("Hello there, Tom", "Hallo, Tom"), ("2de",)), ("Before.",)
     )
     changed = augment(pair)
-    assert changed == ("Hello there, tom", "Hallo, Tom")
+    assert changed[:2] == ("Hello there, tom", "Hallo, Tom")
     assert (tags_of(changed), context_of(changed)) == (("2de",), ("Before.",))
 
 
@@ -96,7 +96,7 @@ def test_it_depends_on_the_seed_the_copy_and_the_pair_alone() -> None:
 def test_tags_stay() -> None:
     augment = Augmenter(AugmentConfig(upper=0.999), 1, 0, 1)
     changed = augment(TaggedPair.from_pair(Pair("a", "b"), ("2de",)))
-    assert (changed, tags_of(changed)) == (("A", "B"), ("2de",))
+    assert changed == TaggedPair.from_pair(Pair("A", "B"), ("2de",))
 
 
 @pytest.mark.parametrize(

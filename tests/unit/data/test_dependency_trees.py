@@ -212,7 +212,7 @@ def read(folder: Path, source: str, conllu: str) -> list[Pair]:
 
 def test_every_line_has_a_tree_except_blank_lines(tmp_path: Path) -> None:
     pairs = read(tmp_path, "ist  zum Haus\n\nHund\n", CONLLU)
-    assert pairs == [("ist  zum Haus", "x"), ("", "x"), ("Hund", "x")]
+    assert [pair[:2] for pair in pairs] == [("ist  zum Haus", "x"), ("", "x"), ("Hund", "x")]
     first, blank, last = map(parse_of, pairs)
     assert first is not None
     assert first.heads == [0, 4, 4, 1]

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,6 +22,8 @@ from regard.demo.corpus import (
     generate,
     held_out,
     pronoun_is_correct,
+    pronoun_test,
+    reason_pronoun,
     reasons,
     split_of,
     wordings,
@@ -47,6 +51,7 @@ from regard.demo.lexicon import (
     personal_pronoun,
     relative_pronoun,
 )
+from regard.tasks import Translator
 
 CASES: tuple[Case, ...] = ("nom", "acc", "dat")
 COUNT = 50_000
@@ -365,3 +370,34 @@ def test_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+REFERENCES = [
+    "Der Hund überquerte die Straße nicht, weil er zu müde war.",
+    "Er sah die Katze.",
+    "Gestern zog der Esel den Schlitten, obwohl er schwer war.",
+]
+
+
+def test_the_pronoun_of_a_reason() -> None:
+    assert [*map(reason_pronoun, REFERENCES)] == ["er", None, "er"]
+    for item in challenge():
+        assert reason_pronoun(item.target) == item.pronoun
+    for pair in generate("valid", 200):
+        has_reason = " because " in pair.source or " although " in pair.source
+        assert (reason_pronoun(pair.target) is not None) == has_reason, pair
+
+
+def test_pronouns_are_tested_for_the_model_of_the_demo_only(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(make_run(), "cpu")
+    assert model.run is not None
+    model.run.write_card({"note": "another corpus"})
+    assert pronoun_test(model, REFERENCES) is None
+    model.run.write_card({"challenge": {"correct": 1, "total": 1}})
+    correct = pronoun_test(model, REFERENCES)
+    assert correct is not None
+    assert correct(0, REFERENCES[0]) is True
+    assert correct(0, REFERENCES[0].replace(" er ", " sie ")) is False
+    assert correct(0, "Der Hund.") is False
+    assert correct(1, "weil sie") is None
+    assert pronoun_test(model, REFERENCES[1:2]) is None

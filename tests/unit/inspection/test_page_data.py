@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.corpus import EXAMPLES, example_sources
+from regard.data.pairs import tags_of
 from regard.errors import RegardError
 from regard.inspection import attribution, page_data
 from regard.inspection.html_page import page
@@ -153,4 +154,5 @@ def test_the_sample_of_a_multilingual_model_is_in_its_language(
         Path(path).write_text(f"a\t{language}\n", encoding="utf-8")
     files = {"pairs": paths, "to": languages}
     model = Translator.load(make_run(data={"train": files, "valid": files}), "cpu")
-    assert validation_sample(model.with_target_language("fr")) == [("a", "fr")]
+    (pair,) = validation_sample(model.with_target_language("fr"))
+    assert (*pair, tags_of(pair)) == ("a", "fr", ("2fr",))

@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from regard.nn.attention import SCORES, Attention, AttentionIntermediates, AttentionMask
+from regard.nn.attention_patterns import FullAttention
 from regard.nn.kv_cache import KeyValue
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.positions import AttentionPosition
-from regard.nn.sparse_attention import FullAttention
 from regard.recipe import Recipe
 
 Array = npt.NDArray[np.float64]

@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
 from regard.nn.attention import AttentionIntermediates
+from regard.nn.attention_patterns import PATTERNS
 from regard.nn.positions import POSITIONS, Tree
-from regard.nn.sparse_attention import PATTERNS
 from regard.nn.transformer import Transformer
 from regard.recipe import Choice, Recipe, Registry
 from regard.recipe.registry import allowed_names

@@ -10,9 +10,9 @@ if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
 from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention_patterns import SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import AttentionPosition
-from regard.nn.sparse_attention import SlidingWindow
 from regard.nn.triton_kernels import (
     add_layer_norm,
     decode_attention,

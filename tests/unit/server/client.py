@@ -12,9 +12,9 @@ from fastapi import FastAPI
 
 from regard.inference.engine import SearchInterrupted
 from regard.recipe import Recipe
-from regard.server.batching import Batcher, SearchOptions
+from regard.server.dynamic_batching import Batcher, SearchOptions
 from regard.server.middleware import SECURITY_HEADERS
-from regard.server.models import ModelEntry
+from regard.server.model_pool import ModelEntry
 from regard.tasks import Translation
 
 PAIR = {"source": "en", "target": "de"}

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from regard.recipe import Recipe
 from regard.server.app import create_app, render_docs
-from regard.server.models import ModelEntry
+from regard.server.model_pool import ModelEntry
 from regard.server.schemas import Settings
 from regard.tasks import Translation, Translator
 from tests.unit.server.client import (

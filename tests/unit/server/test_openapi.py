@@ -83,7 +83,8 @@ def test_the_description_lists_all_routes(api: BaseSchema) -> None:
     paths = api.raw_schema["paths"]
     described = {(path, method) for path, methods in paths.items() for method in methods}
     gets = {(path, "get") for path in [*GETS, *CACHED]}
-    files = {("/translate_file", "post"), ("/download_file/{name}", "get")}  # see test_files.py
+    # Tested in test_document_uploads.py.
+    files = {("/translate_file", "post"), ("/download_file/{name}", "get")}
     assert described == {(path, "post") for path in POSTS} | gets | files
     for path in GETS:
         api[path]["GET"].Case().call_and_validate()

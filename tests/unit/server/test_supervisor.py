@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from regard.errors import RegardError
-from regard.server.models import ModelPool
+from regard.server.model_pool import ModelPool
 from regard.server.schemas import Settings
 from regard.server.supervisor import Server, Supervisor, serve, tune_interpreter
 

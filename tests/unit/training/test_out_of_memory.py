@@ -13,10 +13,11 @@ from torch import optim
 from regard.errors import RegardError
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
-from regard.training import train_step
+from regard.training import out_of_memory
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, load_checkpoint
+from regard.training.out_of_memory import available_memory, is_out_of_memory
 from regard.training.run import train
-from regard.training.train_step import TrainStep, available_memory, is_out_of_memory
+from regard.training.train_step import TrainStep
 from regard.training.trainer import Trainer
 from tests.cli.commands import write_recipe, write_task
 
@@ -240,7 +241,7 @@ def test_auto_is_the_batch_of_the_preset_in_one_part_where_it_fits(folder: Path)
 def test_auto_splits_a_batch_that_is_larger_than_the_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_step, "available_memory", lambda: 10 << 20)
+    monkeypatch.setattr(out_of_memory, "available_memory", lambda: 10 << 20)
     parts, run = auto_run(folder, "auto-small")
     assert parts in (2, 4, 8)
     assert run.card()["target_tokens"] == RunDir(folder / "auto").card()["target_tokens"]

@@ -376,7 +376,7 @@ def test_as_many_steps_are_measured_as_fit_into_four_percent_of_the_time(
         group=SimpleNamespace(broadcast=lambda value: value, max=lambda value: value),
         trial_steps=lambda: nullcontext(run_step),
         synchronize=lambda: None,
-        warmup_steps=3,
+        untimed_steps=3,
     )
     assert measure_steps(cast(Trainer, trainer), left) == (2.0, 100)
     assert len(steps) == 3 + 1 + measured

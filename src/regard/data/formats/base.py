@@ -165,7 +165,4 @@ def language_names(languages: NamePair) -> str:
 
 def how_to_choose_languages(source: str, target: str) -> str:
     """How to name the languages, in a command or in a recipe."""
-    return (
-        f"name them with --languages, for example --languages {source},{target} "
-        "(in a recipe: data.languages)"
-    )
+    return f"name them with --languages, for example --languages {source},{target} (in a recipe: data.languages)"

@@ -114,6 +114,22 @@ def one_field(text: str) -> str:
     return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
 
 
+def tsv_line(pair: Pair, where: str) -> str:
+    """A pair as a line of a TSV file, without its end; ``where`` is for the error if the pair cannot be one."""
+    for text in pair[:2]:
+        if any(character in text for character in "\t\n\r"):
+            raise RegardError(
+                f"{where}: {abbreviate(text)} contains a tab or a line break, which separate fields; "
+                "choose an --output name that ends in .jsonl"
+            )
+    return f"{pair.source}\t{pair.target}"
+
+
+def json_line(pair: Pair) -> str:
+    """A pair as a JSON object in one line, without its end."""
+    return json.dumps({"source": pair.source, "target": pair.target}, ensure_ascii=False)
+
+
 class LineWriter(TextWriter):
     """Writes one line for each pair."""
 
@@ -132,13 +148,7 @@ class TSVWriter(LineWriter):
     suffixes = (".tsv", ".txt")
 
     def line(self, pair: Pair) -> str:
-        for text in pair[:2]:
-            if any(character in text for character in "\t\n\r"):
-                raise RegardError(
-                    f"{self.name}: {abbreviate(text)} contains a tab or a line break, which separate fields; "
-                    "write .csv or .jsonl instead"
-                )
-        return f"{pair.source}\t{pair.target}"
+        return tsv_line(pair, self.name)
 
 
 @OUTPUT_FORMATS.register("csv")
@@ -163,7 +173,7 @@ class JSONLWriter(LineWriter):
     suffixes = (".jsonl", ".ndjson")
 
     def line(self, pair: Pair) -> str:
-        return json.dumps({"source": pair.source, "target": pair.target}, ensure_ascii=False)
+        return json_line(pair)
 
 
 @OUTPUT_FORMATS.register("json")
@@ -177,8 +187,7 @@ class JSONWriter(TextWriter):
         self.separator = "[\n"
 
     def write(self, pair: Pair) -> None:
-        record = {"source": pair.source, "target": pair.target}
-        self.file.write(self.separator + json.dumps(record, ensure_ascii=False))
+        self.file.write(self.separator + json_line(pair))
         self.separator = ",\n"
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from regard.documents.markup import Floats
 from regard.errors import RegardError
 from regard.inspection.alignment import align, word_links
-from regard.server.batching import Batcher, SearchModel
-from regard.server.metrics import Metrics
+from regard.server.dynamic_batching import Batcher, SearchModel
+from regard.server.prometheus import Metrics
 from regard.server.schemas import RequestRefused, Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
@@ -414,10 +414,7 @@ def entries_of_runs(
 
 
 def _entry_of_run(
-    path: Path,
-    name: str,
-    load: Callable[[Path], Translator],
-    languages: tuple[str, str] | None,
+    path: Path, name: str, load: Callable[[Path], Translator], languages: tuple[str, str] | None
 ) -> ModelEntry:
     run = RunDir(path)
     recipe = with_languages(run.recipe(), path, languages)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from regard.inference.worker_pool import BACKGROUND_NICE, in_background
-from regard.server.batching import CONSTRAINED_COST, Batcher, SearchOptions, Speed, is_small
-from regard.server.metrics import Metrics
+from regard.server.dynamic_batching import CONSTRAINED_COST, Batcher, SearchOptions, Speed, is_small
+from regard.server.prometheus import Metrics
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translation
 from tests.unit.server.client import UppercaseModel, until

@@ -18,9 +18,9 @@ from regard.documents import DocumentOptions
 from regard.documents.base import SentenceTranslation
 from regard.documents.worker import DocumentTask, perform as perform_here
 from regard.recipe import Recipe
-from regard.server import files
+from regard.server import document_uploads
 from regard.server.app import create_app
-from regard.server.files import FileStore, perform
+from regard.server.document_uploads import FileStore, perform
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translator
 from tests.unit.server.client import PAIR, english_to_german, entry, run, send, until
@@ -92,7 +92,7 @@ def test_a_server_that_stops_finishes_files_that_it_reads(
         pool.refuse()
         return await perform(task, seconds)
 
-    monkeypatch.setattr(files, "perform", perform_and_stop)
+    monkeypatch.setattr(document_uploads, "perform", perform_and_stop)
     assert upload(app, SUBTITLES).status_code == 200
     assert upload(app, SUBTITLES).status_code == 503
 

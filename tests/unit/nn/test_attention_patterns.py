@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
 from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention_patterns import PATTERNS, BigBird, FullAttention, Linformer, SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS
-from regard.nn.sparse_attention import PATTERNS, BigBird, FullAttention, Linformer, SlidingWindow
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 from regard.recipe.registry import allowed_names

@@ -1,6 +1,6 @@
 """Tables of cells for notebooks and terminals."""
 
-from regard.inspection.tables import Cell, heat_table, scaled, text_table
+from regard.inspection.display_tables import Cell, heat_table, scaled, text_table
 
 
 def test_cells_are_coloured_by_value_and_text_is_escaped() -> None:

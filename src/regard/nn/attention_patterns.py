@@ -1,4 +1,4 @@
-"""Attention patterns: which keys each query attends to. The cost of all patterns but full attention is linear in T.
+"""Attention patterns: which keys each query attends to. All but full attention are sparse attention, linear in T.
 
 A pattern sits between a layer and ``Attention``. Its ``forward``, the fast path, cuts queries and keys into blocks and
 calls the same attention on each, so every score, weighting and position works with every pattern. Its

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from regard.inference.engine import SearchInterrupted
 from regard.inference.worker_pool import lower_priority
-from regard.server.metrics import ModelMetrics
+from regard.server.prometheus import ModelMetrics
 from regard.server.schemas import RequestRefused, Settings
 
 if TYPE_CHECKING:
@@ -410,9 +410,8 @@ class Batcher:
             results = await loop.run_in_executor(lane.thread, self._search_batch, batch)
             batch_cost = sum(sentence.cost for sentence in batch.sentences)
             # A small batch takes long for its cost, and an abandoned one was not finished.
-            if 2 * batch_cost >= self._settings.max_batch_cost and len(results) == len(
-                batch.sentences
-            ):
+            finished = len(results) == len(batch.sentences)
+            if finished and 2 * batch_cost >= self._settings.max_batch_cost:
                 lane.speeds[batch.kind.constrained].add(batch_cost, time.monotonic() - start)
             for sentence, result in results:
                 if sentence.future.done():

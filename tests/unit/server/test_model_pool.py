@@ -14,14 +14,14 @@ import pytest
 from regard.errors import RegardError
 from regard.recipe import Recipe
 from regard.server.app import create_app
-from regard.server.metrics import Metrics
-from regard.server.models import (
+from regard.server.model_pool import (
     ModelEntry,
     ModelPool,
     check_memory,
     entries_of_runs,
     is_concurrent,
 )
+from regard.server.prometheus import Metrics
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translator
 from tests.unit.server.client import (
