@@ -397,9 +397,12 @@ class ReadBy:
     """Marks the decoding methods that read an option. An option without a mark is read by search and sampling."""
 
     methods: tuple[DecodingMethod, ...]
+    excludes_others: bool = False
+    """Another method cannot be used while the option differs from its default; otherwise it ignores the option."""
 
 
 SEARCH = ReadBy(("search",))
+SEARCH_ONLY = ReadBy(("search",), excludes_others=True)
 SAMPLING = ReadBy(("sampling",))
 MASK_PREDICT = ReadBy(("mask_predict",))
 ALL_METHODS = ReadBy(("search", "sampling", "mask_predict"))
@@ -442,9 +445,9 @@ class DecodingConfig(Section):
     1 make repetitions less probable; 1 is off"""
     no_repeat_ngram: Annotated[int, Field(ge=0), Enables(NoRepeatNgram)] = 0
     """no n-gram of this size occurs twice in a translation; 0 is off"""
-    coverage_penalty: Annotated[float, Field(ge=0), SEARCH, Enables(CoveragePenalty)] = 0.0
+    coverage_penalty: Annotated[float, Field(ge=0), SEARCH_ONLY, Enables(CoveragePenalty)] = 0.0
     """weight of the coverage penalty (Wu et al. 2016) on source tokens that got little attention; 0 is off"""
-    beam_groups: Annotated[int, Field(ge=1), SEARCH, Enables(DiverseBeamGroups)] = 1
+    beam_groups: Annotated[int, Field(ge=1), SEARCH_ONLY, Enables(DiverseBeamGroups)] = 1
     """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
     diversity_penalty: Annotated[float, Field(ge=0), SEARCH] = 0.5
     """beam_groups: penalty for a token that an earlier group selected in the same step"""
@@ -460,7 +463,7 @@ class DecodingConfig(Section):
     mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
     """minimum Bayes risk decoding: number of samples, of which the one most similar to the others (by chrF) is
     returned; 0 is off"""
-    protect: Annotated[tuple[Annotated[str, registered("decoding.protect")], ...], SEARCH] = ()
+    protect: Annotated[tuple[Annotated[str, registered("decoding.protect")], ...], SEARCH_ONLY] = ()
     """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
     constrained_beam: Annotated[int, Field(ge=1, le=1000), SEARCH] = 10
     """smallest beam for texts with protected spans, glossary terms or other constraints"""
@@ -520,20 +523,14 @@ class DecodingConfig(Section):
             )
         if self.beam % self.beam_groups:
             raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")
-        beam_only = {
-            "beam_groups": self.beam_groups > 1,
-            "coverage_penalty": self.coverage_penalty > 0,
-            "protect": bool(self.protect),
-        }
-        enabled = [name for name, is_on in beam_only.items() if is_on]
-        if self.mbr and enabled:
-            raise ValueError(
-                f"mbr draws samples, so it cannot be combined with {' and '.join(enabled)}"
-            )
-        if self.temperature and enabled:
-            raise ValueError(
-                f"temperature turns on sampling, so it cannot be combined with {' and '.join(enabled)}"
-            )
+        search_only = [
+            name
+            for name, field in type(self).model_fields.items()
+            if SEARCH_ONLY in field.metadata and getattr(self, name) != field.default
+        ]
+        if self.is_sampling and search_only:
+            cause = "mbr draws samples" if self.mbr else "temperature turns on sampling"
+            raise ValueError(f"{cause}, so it cannot be combined with {' and '.join(search_only)}")
         if self.protect and self.beam_groups > 1:
             raise ValueError("protect cannot be combined with beam_groups")
         return self
