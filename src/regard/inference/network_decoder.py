@@ -61,9 +61,10 @@ class NetworkDecoder:
         self, batch: DecodingBatch, observer: Observer | None = None
     ) -> list[list[Hypothesis]]:
         """Decode one batch with the selected method."""
-        requests, decoding, nbest, length, total = batch
-        prepared = None if total is None else self.engine.packed
-        packed = None if total is None or prepared is None else prepared.for_sentences(total)
+        requests, decoding, nbest, length, use_packed, total = batch
+        packed = self.engine.packed if use_packed else None
+        if packed is not None:
+            packed = packed.for_sentences(total)
         network = packed or self.engine.network
         assert len({(request.prompt, request.start) for request in requests}) == 1, (
             "requests of one kind"
