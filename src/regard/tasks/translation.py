@@ -359,21 +359,7 @@ class Translator(SequenceGenerator):
             raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
-        beam = None if options.get("length_beam") == 1 else options.get("length_beam")
-        if self.non_autoregressive:
-            section = self.recipe.model.non_autoregressive
-            ignored = (
-                find_registry("model.non_autoregressive.length").choices[section.length].ignores
-            )
-            if "decoding.length_beam" in ignored:
-                rule = f"model.non_autoregressive.length: {section.length}"
-                _refuse(f"no effect with {rule}", length_beam=beam)
-        if length is not None:
-            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
-            _refuse("no effect with a given length", length_beam=beam, **limits)
-        if constraints is None and not decoding.protect:
-            needed = "constraints (a glossary) or protect"
-            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
+        self._check_options(options, decoding, constraints, length)
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
@@ -587,6 +573,30 @@ class Translator(SequenceGenerator):
         if not 1 <= nbest <= limit:
             raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {limit}")
 
+    def _check_options(
+        self,
+        options: DecodingOptions,
+        decoding: DecodingConfig,
+        constraints: object,
+        length: int | None,
+    ) -> None:
+        """Refuse options that have no effect because of the model or of the arguments of a call."""
+        length_beam = options.get("length_beam")
+        if length_beam == 1:  # what happens in these cases anyway
+            length_beam = None
+        if self.non_autoregressive:
+            rule = self.recipe.model.non_autoregressive.length
+            choice = find_registry("model.non_autoregressive.length").choices[rule]
+            if "decoding.length_beam" in choice.ignores:
+                reason = f"no effect with model.non_autoregressive.length: {rule}"
+                _refuse(reason, length_beam=length_beam)
+        if length is not None:
+            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
+            _refuse("no effect with a given length", length_beam=length_beam, **limits)
+        if constraints is None and not decoding.protect:
+            needed = "constraints (a glossary) or protect"
+            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
+
     # Requests
 
     def encode(
@@ -697,7 +707,7 @@ class Translator(SequenceGenerator):
             )
         ]
         rows = [row for row, _ in attempts]
-        plain_requests = self.requests(
+        requests = self.requests(
             [substitution.text for _, substitution in attempts],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
@@ -708,7 +718,7 @@ class Translator(SequenceGenerator):
                 self._with_phrases(request, substitution.text, terms[row], decoding.protect),
                 substitution,
             )
-            for request, (row, substitution) in zip(plain_requests, attempts, strict=True)
+            for request, (row, substitution) in zip(requests, attempts, strict=True)
         ]
         nbest_hypotheses = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
