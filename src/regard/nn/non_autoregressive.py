@@ -179,7 +179,8 @@ class NonAutoregressiveTransformer(Transformer):
         self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput
     ) -> Float[Tensor, "B T d"]:
         """The state at each position; unknown tokens of the target are MASK."""
-        return self.decoder.decode(target, self.decoder.start(encoder_output), causal=False)
+        states: Float[Tensor, "B T d"] = self.decoder(target, encoder_output, causal=False)
+        return states
 
     def start(self, encoder_output: EncoderOutput) -> NonAutoregressiveState:  # type: ignore[override]
         return NonAutoregressiveState(encoder_output, self.decoder.start(encoder_output))
@@ -207,7 +208,7 @@ class NonAutoregressiveTransformer(Transformer):
         self, target: Int[Tensor, "R T"], masked: Bool[Tensor, "R T"], state: NonAutoregressiveState
     ) -> Float[Tensor, "masked V"]:
         """The logits at the masked positions, row by row."""
-        return self.project(self.decoder.decode(target, state.decoder, causal=False)[masked])
+        return self.project(self.decoder.decode_padded(target, state.decoder, causal=False)[masked])
 
     def step(self, tokens: Int[Tensor, "R"], state: NonAutoregressiveState) -> NoReturn:  # type: ignore[override]
         raise NotImplementedError("a non-autoregressive network has no steps: use predict_masked")
