@@ -229,7 +229,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """Masked self-attention, cross-attention, then the feed-forward network."""
+    """Masked self-attention, cross-attention to the encoder output, then the feed-forward network."""
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__(config, "decoder")

@@ -37,7 +37,7 @@ class RowSpan(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The texts of packed rows, which hold many texts end to end without padding between them.
+    """Sequence packing: where the texts of packed rows are, which hold many texts end to end without padding.
 
     At positions after the last text the spans are empty.
     """
