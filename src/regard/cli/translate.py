@@ -259,11 +259,7 @@ def _check_memory_options(
 
 
 def _load_model(
-    run: Path,
-    precision: Precision,
-    threads: int | None,
-    alignment: Path | None,
-    workers: bool,
+    run: Path, precision: Precision, threads: int | None, alignment: Path | None, workers: bool
 ) -> Translator:
     """The model of a run, or of several as an ensemble. workers: use worker processes."""
     from regard.tasks import Translator

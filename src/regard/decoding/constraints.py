@@ -200,10 +200,8 @@ class Constraints(LogitsProcessor):
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
         rows, beams = kept.unsqueeze(1), continued.beams[kept]
         progress = self.progress.select(rows, beams)
-        last_tokens, best_log_probabilities = (
-            self.last_tokens[rows, beams],
-            self.best_log_probabilities[rows, beams],
-        )
+        last_tokens = self.last_tokens[rows, beams]
+        best_log_probabilities = self.best_log_probabilities[rows, beams]
         differences = self.differences[rows, beams]
         self.table = self.table.select(kept)
         self.progress = self._after(progress, last_tokens, continued.tokens[kept])

@@ -88,14 +88,13 @@ class SequenceRules:
         assert all(eos not in prefix for prefix in prefixes), "a prefix cannot contain EOS"
         longest = max(map(len, prefixes), default=0)
         padded = [[*prefix, *[ANY_TOKEN] * (longest - len(prefix))] for prefix in prefixes]
+        prefix_ids = torch.tensor(padded, dtype=torch.long, device=device)
         lengths = [max(n, len(prefix)) for n, prefix in zip(max_lengths, prefixes, strict=True)]
         return cls(
             bos=bos,
             eos=eos,
             max_lengths=torch.tensor(lengths, dtype=torch.long, device=device),
-            prefixes=torch.tensor(padded, dtype=torch.long, device=device).view(
-                len(lengths), longest
-            ),
+            prefixes=prefix_ids.view(len(lengths), longest),
             suppressed=torch.tensor(suppressed, dtype=torch.long, device=device),
             forces_eos=forces_eos,
         )
@@ -105,10 +104,7 @@ class SequenceRules:
         return position >= self.prefixes.shape[1] and not self.forces_eos
 
     def log_probabilities(
-        self,
-        logits: Float[Tensor, "rows V"],
-        sentences: Int[Tensor, "rows"],
-        position: int,
+        self, logits: Float[Tensor, "rows V"], sentences: Int[Tensor, "rows"], position: int
     ) -> Float[Tensor, "rows V"]:
         """The model's log-probability of each allowed token at ``position``, ``NEG_INF`` for the others.
 
@@ -124,9 +120,8 @@ class SequenceRules:
             return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         prefix = self.prefixes[sentences, position].unsqueeze(1)
         token = prefix.clamp(min=0)
-        forced = torch.full_like(log_probabilities, NEG_INF).scatter(
-            1, token, log_probabilities.gather(1, token)
-        )
+        impossible = torch.full_like(log_probabilities, NEG_INF)
+        forced = impossible.scatter(1, token, log_probabilities.gather(1, token))
         allowed = log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         return torch.where(prefix == ANY_TOKEN, allowed, forced)
 
@@ -298,10 +293,8 @@ class ActiveHypotheses(Generic[StateT]):
             continued = continued.select_sentences(indices)
         sentence, beams = indices.unsqueeze(1), continued.beams
         rows = sentence * self.tokens.shape[1] + beams
-        log_probabilities, tokens = (
-            self.log_probabilities[sentence, beams],
-            self.tokens[sentence, beams],
-        )
+        tokens = self.tokens[sentence, beams]
+        log_probabilities = self.log_probabilities[sentence, beams]
         new_log_probabilities = continued.log_probabilities.unsqueeze(2)
         return ActiveHypotheses(
             state=self.state if self._is_unchanged(rows) else self.state.select(rows),
@@ -337,9 +330,8 @@ class ActiveHypotheses(Generic[StateT]):
         sentences, columns = finished.nonzero(as_tuple=True)
         beams = candidates.beams[sentences, columns]
         last_log_probabilities = candidates.log_probabilities[sentences, columns].unsqueeze(1)
-        log_probabilities = torch.cat(
-            [self.log_probabilities[sentences, beams], last_log_probabilities], dim=1
-        )
+        log_probabilities = self.log_probabilities[sentences, beams]
+        log_probabilities = torch.cat([log_probabilities, last_log_probabilities], dim=1)
         tokens = self.tokens[sentences, beams, 1:]
         if not by_eos:
             last_tokens = candidates.tokens[sentences, columns].unsqueeze(1)

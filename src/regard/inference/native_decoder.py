@@ -84,13 +84,7 @@ class JobSpec(Structure):
         *((name, c_int32) for name in ("sentences", "capacity", "team")),
         *(
             (name, c_void_p)
-            for name in (
-                "tokens",
-                "offsets",
-                "max_lengths",
-                "source_positions",
-                "target_positions",
-            )
+            for name in ("tokens", "offsets", "max_lengths", "source_positions", "target_positions")
         ),
         *((name, c_int32) for name in ("start", "eos", "beam", "nbest", "rule")),
         ("length_penalty", c_double),

@@ -200,9 +200,8 @@ class CrossAttention(Sublayer):
 
     def keys_values(self, encoded: States, sentences: int) -> KeyValue:
         """The keys and values of the encoder output, once per sentence."""
-        kv = self.key_value(encoded).view(
-            sentences, encoded.shape[0] // sentences, 2, self.heads, -1
-        )
+        length = encoded.shape[0] // sentences
+        kv = self.key_value(encoded).view(sentences, length, 2, self.heads, -1)
         key, value = kv.permute(2, 0, 3, 1, 4).contiguous()
         return KeyValue(key, value)
 
@@ -413,9 +412,9 @@ class PackedDecoderState:
 
     def _keep_sentences(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
         """Keep these sentences: move those at the end of the buffers to the rows that become free."""
-        rows = (
-            sentences if self.buffer_rows is None else self.buffer_rows.index_select(0, sentences)
-        )
+        rows = sentences
+        if self.buffer_rows is not None:
+            rows = self.buffer_rows.index_select(0, sentences)
         current_rows, count = rows.tolist(), len(rows)
         free_rows = iter(sorted({*range(count)} - {*current_rows}))
         new_rows = [row if row < count else next(free_rows) for row in current_rows]

@@ -202,11 +202,7 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_sublayer(x, non_pad)
 
     def self_attention_sublayer(
-        self,
-        x: Float[Tensor, "B T d"],
-        mask: AttentionMask,
-        non_pad: NonPad,
-        cache: KVCache | None,
+        self, x: Float[Tensor, "B T d"], mask: AttentionMask, non_pad: NonPad, cache: KVCache | None
     ) -> Float[Tensor, "B T d"]:
         """Self-attention with its residual connection."""
 

@@ -158,10 +158,9 @@ class SinusoidalInTree(Sinusoidal):
         rows = max(end_position(x, start), 1 + int(tree.depth.max()))
         table = self.sinusoids(rows, x.device).to(x.dtype)
         position, depth = table[position_ids(x, start)], table[tree.depth]
-        total: Float[Tensor, "B T d"] = self.text_projection(position) + self.depth_projection(
-            depth
-        )
-        return x + total.tanh()
+        projected: Float[Tensor, "B T d"] = self.text_projection(position)
+        projected = projected + self.depth_projection(depth)
+        return x + projected.tanh()
 
 
 class Learned(NoPosition):
@@ -361,10 +360,7 @@ POSITIONS.register(
     formats=("html",),
 )(PositionSpec(attention=Rotary))
 POSITIONS.register(
-    "relative",
-    summary=first_line(Relative),
-    options=["model.max_distance"],
-    formats=("html",),
+    "relative", summary=first_line(Relative), options=["model.max_distance"], formats=("html",)
 )(PositionSpec(attention=Relative))
 POSITIONS.register("tree", summary=first_line(SinusoidalInTree), options=["model.max_distance"])(
     PositionSpec(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal")

@@ -186,10 +186,7 @@ TASKS.register(
         MaskedLMLoss,
         own_metrics=("accuracy", "perplexity"),
         architectures=("transformer",),
-        defaults={
-            "training": TEXT_DEFAULTS,
-            "evaluation": {"metrics": ("accuracy", "perplexity")},
-        },
+        defaults={"training": TEXT_DEFAULTS, "evaluation": {"metrics": ("accuracy", "perplexity")}},
         text_only=True,
         reasons=dict.fromkeys(
             ("training.rdrop", "training.simcut"),

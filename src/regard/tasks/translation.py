@@ -42,13 +42,7 @@ if TYPE_CHECKING:
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-    from regard.recipe import (
-        DecodingConfig,
-        DecodingOptions,
-        Device,
-        Precision,
-        TrainingConfig,
-    )
+    from regard.recipe import DecodingConfig, DecodingOptions, Device, Precision, TrainingConfig
     from regard.storage.run_dir import RunDir
 
 
@@ -434,10 +428,8 @@ class Translator(SequenceGenerator):
 
         ranked = mbr_rank([candidate.translation.text for candidate in candidates])[:nbest]
         return [
-            candidates[number]._replace(
-                translation=candidates[number].translation._replace(score=mean)
-            )
-            for number, mean in ranked
+            candidates[n]._replace(translation=candidates[n].translation._replace(score=mean))
+            for n, mean in ranked
         ]
 
     def _translation(self, hypothesis: Hypothesis, request: Request) -> Translation:
@@ -744,9 +736,8 @@ class Translator(SequenceGenerator):
             phrase_of(word, self.tokenizer.target, times)
             for word, times in substitution.times.items()
         ]
-        return request._replace(
-            phrases=[*request.phrases, *(phrase for phrase in phrases if phrase)]
-        )
+        found = [phrase for phrase in phrases if phrase]
+        return request._replace(phrases=[*request.phrases, *found])
 
     def _substitutes(self, to: str | None) -> list[str]:
         """The words that can replace placeholders, computed once."""
@@ -755,9 +746,8 @@ class Translator(SequenceGenerator):
         if tuple(tags) not in words_by_tags:
             from regard.inference.placeholders import copied_words
 
-            words_by_tags[tuple(tags)] = copied_words(
-                self.network, self.tokenizer, tags, self.device
-            )
+            words = copied_words(self.network, self.tokenizer, tags, self.device)
+            words_by_tags[tuple(tags)] = words
         return words_by_tags[tuple(tags)]
 
     # Inspection
