@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 ENTRIES = [
-    Entry("activation", "nn/layers.py", "ACTIVATIONS", "The non-linear function of the feed-forward network."),
+    Entry("activation", "nn/layers.py", "FEED_FORWARDS", "The non-linear function of the feed-forward network."),
     Entry("activation patching", "inspection/patching.py", "patch", "Run a model on one sentence with the vector of another sentence at one place, to find where a difference is carried."),
     Entry("additive attention", "nn/attention.py", "Additive"),
     Entry("alignment", "inspection/alignment.py"),

@@ -1,4 +1,4 @@
-"""The exception for errors that a user can fix."""
+"""The exception for errors that a user can fix, and how long values are shown in them."""
 
 
 class RegardError(Exception):
@@ -7,3 +7,8 @@ class RegardError(Exception):
     The command line prints it as ``regard: …`` without a traceback and exits with status 2. An internal error is an
     ``AssertionError``, never this.
     """
+
+
+def shorten(text: str, width: int) -> str:
+    """A text cut to a width, with an ellipsis at the end."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -28,8 +28,7 @@ def translate(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN",
-            help="Run folder of a model (default: a preset with random weights).",
+            metavar="RUN", help="Run folder of a model (default: a preset with random weights)."
         ),
     ] = None,
     preset: Annotated[
@@ -141,9 +140,7 @@ def train(
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=10,
-            help="Vocabulary size (default: 32,768 on a GPU, 8,000 on a CPU).",
+            metavar="N", min=10, help="Vocabulary size (default: 32,768 on a GPU, 8,000 on a CPU)."
         ),
     ] = None,
     lengths: Annotated[

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from regard.data.quality_report import QualityReport
 
 app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="Check, clean, score, convert and prepare training pairs.",
+    cls=Group, no_args_is_help=True, help="Check, clean, score, convert and prepare training pairs."
 )
 
 Files = Annotated[
@@ -380,9 +378,7 @@ class Corpus:
         }
         self.files = data_files(files, reading)
         config = DataConfig(
-            root=str(Path.cwd()),
-            train=self.files,
-            languages=parse_two("--languages", languages),
+            root=str(Path.cwd()), train=self.files, languages=parse_two("--languages", languages)
         )
         self.config = config
         self.preview: CorpusPreview = CorpusPreview(self.files, config)

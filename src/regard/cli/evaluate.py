@@ -301,10 +301,7 @@ def look(
     to: TargetLanguage = None,
     checkpoints: Annotated[
         bool,
-        typer.Option(
-            "--checkpoints",
-            help="Also show the alignment at each training checkpoint.",
-        ),
+        typer.Option("--checkpoints", help="Also show the alignment at each training checkpoint."),
     ] = False,
     lenses: Annotated[
         bool,

@@ -10,13 +10,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import (
-    INTERRUPTED,
-    AsJson,
-    RecipeChanges,
-    RecipeName,
-    default_group,
-)
+from regard.cli.options import INTERRUPTED, AsJson, RecipeChanges, RecipeName, default_group
 from regard.errors import RegardError
 
 app = typer.Typer(
@@ -186,8 +180,7 @@ def run_claims(
         typer.Argument(metavar="NAME...", help="Claims to check;  regard lab  lists their names."),
     ] = None,
     every: Annotated[
-        bool,
-        typer.Option("--all", help="Check all claims that have an experiment."),
+        bool, typer.Option("--all", help="Check all claims that have an experiment.")
     ] = False,
     device: Annotated[
         str,
@@ -217,13 +210,7 @@ def run_claims(
         raise RegardError("expected names of claims, or --all")
     chosen = names or [claim.name for claim in CLAIMS.values() if claim.variants]
     evidence_by_claim = run_lab(
-        chosen,
-        out,
-        device=device,
-        seeds=seeds,
-        minutes=minutes,
-        jobs=jobs,
-        report=_progress,
+        chosen, out, device=device, seeds=seeds, minutes=minutes, jobs=jobs, report=_progress
     )
     if as_json:
         answer = {name: evidence.to_json() for name, evidence in evidence_by_claim.items()}

@@ -45,8 +45,7 @@ def list_runs(
         Path, typer.Argument(metavar="FOLDER", help="Folder with runs; subfolders are searched.")
     ] = DEFAULT_FOLDER,
     verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Also compare the weights with the hash in the card."),
+        bool, typer.Option("--verify", help="Also compare the weights with the hash in the card.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -132,8 +131,7 @@ def prune(
         typer.Argument(metavar="FOLDER...", help="Runs, or folders with runs (default: runs)."),
     ] = None,
     yes: Annotated[
-        bool,
-        typer.Option("--yes", help="Delete the files instead of listing them."),
+        bool, typer.Option("--yes", help="Delete the files instead of listing them.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from regard.training.fine_tuning import FineTuning
 
 
+DEMO_RUN = Path("runs/demo")
+
+
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")] = DEMO_RUN,
 ) -> None:
     """Train and evaluate a small English-German translator in about three minutes.
 
@@ -233,10 +234,7 @@ def _plan(
 
 
 def _fine_tuning_recipe(
-    fine_tuning: FineTuning,
-    files: DataFiles,
-    changes: list[str],
-    languages: tuple[str, str] | None,
+    fine_tuning: FineTuning, files: DataFiles, changes: list[str], languages: tuple[str, str] | None
 ) -> Recipe:
     """A recipe for data files that starts from another run."""
     from regard.data.corpus import CorpusPreview

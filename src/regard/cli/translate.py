@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,8 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.data.glossary import Glossary
     from regard.documents.translation_memory import TranslationMemory
-    from regard.storage.resumable_output import ResumableOutput
+    from regard.recipe import Precision
+    from regard.storage.resumable_output import ResumableOutput, Shard
     from regard.tasks import Translator
 
 
@@ -175,9 +177,6 @@ def translate(
         translate_documents,
     )
     from regard.storage.atomic_files import check_distinct_files
-    from regard.storage.resumable_output import WHOLE, Shard
-    from regard.tasks import Translator
-    from regard.training.progress import ProgressLine
 
     check_input(texts, input)
     documents = find_documents(texts or [])
@@ -197,35 +196,21 @@ def translate(
         raise RegardError(f"--columns {columns}: only for CSV and TSV documents, and for Parquet")
     elif input and not is_parquet(input):
         refuse_document_as_lines(run, input)
-    if memory is None and fuzzy is not None:
-        raise RegardError(f"--fuzzy {fuzzy:g}: has no effect without --memory")
-    if memory is not None:
-        refuse_options(
-            "--memory", {name: whole_lines[name] for name in whole_lines if name != "alignment"}
-        )
+    _check_memory_options(memory, fuzzy, whole_lines)
     if sentences:
         refuse_options("--sentences", whole_lines)
     if alignment and nbest > 1:
         raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
     inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
-    share = WHOLE
-    if shard is not None:
-        share = Shard.parse(shard)
-        if not (input and input.is_file() and output):
-            raise RegardError(f"--shard {shard}: needs --input with a regular file, and --output")
-        output, alignment = share.path(output), alignment and share.path(alignment)
+    files = LineFiles.of(texts, input, columns, parses, output, alignment, shard)
     if is_parquet(output):
         refuse_options("--output with Parquet", {**whole_lines, "json": as_json})
         as_json = True
     terms = _read_glossary(glossary) if glossary else None
-    model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
-    if alignment and len(model.runs) > 1:
-        raise RegardError(
-            f"--alignment {alignment}: not supported for an ensemble; use a single run"
-        )
-    if not texts or documents:  # texts of a command line are too few for worker processes
-        model.start_workers()
+    # Texts of a command line are too few for worker processes.
+    workers = not texts or bool(documents)
+    model = _load_model(run, parse_precision(precision), threads, files.alignment, workers)
     model = model.with_target_language(to)
     job = TranslationJob(
         model=model,
@@ -245,47 +230,208 @@ def translate(
     job.check_options()
     if destination:
         translate_documents(job, destination, columns, overwrite)
-        return
-    files = [path for path in (output, alignment) if path]
-    # Input from a device or pipe cannot be read again, and a device may have no end.
-    key = job.resume_key(input, parses) if input and output and input.is_file() else None
-    start, stop = 0, count_lines(input)
-    if key is not None and input and share != WHOLE:
-        start, stop = share.bounds(total_lines(input, columns), CHUNK_LINES)
-        key["shard"] = str(share)
-    if key is not None and columns:
-        key["columns"] = columns
-    with _open_output(files, key, overwrite) if files else nullcontext() as resumable:
+    else:
+        _translate_lines(job, files, overwrite)
+
+
+# ---------------------------------------------------------------------------------------------
+# Options and the model
+
+
+def refuse_options(subject: str, options: Mapping[str, object]) -> None:
+    """Refuse options that apply to whole lines."""
+    conflicting = [f"--{name}" for name, value in options.items() if value]
+    if conflicting:
+        raise RegardError(
+            f"{subject}: cannot be combined with {', '.join(conflicting)}, which apply to whole lines"
+        )
+
+
+def _check_memory_options(
+    memory: Path | None, fuzzy: float | None, whole_lines: Mapping[str, object]
+) -> None:
+    """Refuse --fuzzy without a translation memory, and a memory with options that change whole lines."""
+    if memory is None and fuzzy is not None:
+        raise RegardError(f"--fuzzy {fuzzy:g}: has no effect without --memory")
+    if memory is not None:
+        unsupported = {name: value for name, value in whole_lines.items() if name != "alignment"}
+        refuse_options("--memory", unsupported)
+
+
+def _load_model(
+    run: Path, precision: Precision, threads: int | None, alignment: Path | None, workers: bool
+) -> Translator:
+    """The model of a run, or of several as an ensemble. workers: use worker processes."""
+    from regard.tasks import Translator
+
+    model = Translator.load(run_folders(run), precision=precision, threads=threads)
+    if alignment and len(model.runs) > 1:
+        raise RegardError(
+            f"--alignment {alignment}: not supported for an ensemble; use a single run"
+        )
+    if workers:
+        model.start_workers()
+    return model
+
+
+def _read_glossary(path: Path) -> Glossary:
+    from regard.data.glossary import Glossary
+
+    return Glossary.read(path)
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
+    if path is None:
+        return None
+    from regard.documents.translation_memory import TranslationMemory
+
+    return TranslationMemory.read(path, languages_of(model))
+
+
+# ---------------------------------------------------------------------------------------------
+# Lines
+
+
+@dataclass(frozen=True)
+class LineFiles:
+    """Where the lines to translate come from, and where their translations go."""
+
+    texts: list[str] | None
+    """texts of the command line"""
+    input: Path | None
+    """a file; None for ``texts`` and standard input"""
+    columns: str | None
+    """the column to translate in a Parquet file"""
+    parses: Path | None
+    output: Path | None
+    """None for standard output"""
+    alignment: Path | None
+    shard: Shard
+    """the part of the lines to translate"""
+
+    @classmethod
+    def of(
+        cls,
+        texts: list[str] | None,
+        input: Path | None,
+        columns: str | None,
+        parses: Path | None,
+        output: Path | None,
+        alignment: Path | None,
+        shard_name: str | None,
+    ) -> LineFiles:
+        """The files of a command; with ``--shard``, outputs are named after the shard."""
+        from regard.storage.resumable_output import WHOLE, Shard
+
+        shard = WHOLE
+        if shard_name is not None:
+            shard = Shard.parse(shard_name)
+            if not (input and input.is_file() and output):
+                raise RegardError(
+                    f"--shard {shard_name}: needs --input with a regular file, and --output"
+                )
+            output, alignment = shard.path(output), alignment and shard.path(alignment)
+        return cls(texts, input, columns, parses, output, alignment, shard)
+
+    @property
+    def outputs(self) -> list[Path]:
+        return [path for path in (self.output, self.alignment) if path]
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether only a part of the lines is translated."""
+        return self.shard.count > 1
+
+    def lines(self) -> Iterator[Line]:
+        """All lines of the input, with their dependency trees."""
+        lines = input_lines(self.texts, self.input, self.columns)
+        return _with_parses(lines, self.parses, str(self.input or "the texts"))
+
+    def bounds(self) -> tuple[int, int | None]:
+        """The first line to translate and the one after the last; None: at the end of the input."""
+        if not self.is_shard or not self.input:
+            return 0, count_lines(self.input)
+        return self.shard.bounds(total_lines(self.input, self.columns), CHUNK_LINES)
+
+    def resume_key(self, job: TranslationJob) -> dict[str, Any] | None:
+        """Everything that the output depends on; None if an interrupted job cannot be resumed."""
+        # Input from a device or pipe cannot be read again, and a device may have no end.
+        if not (self.input and self.output and self.input.is_file()):
+            return None
+        key = job.resume_key(self.input, self.parses)
+        if self.is_shard:
+            key["shard"] = str(self.shard)
+        if self.columns:
+            key["columns"] = self.columns
+        return key
+
+
+def _translate_lines(job: TranslationJob, files: LineFiles, overwrite: bool) -> None:
+    """Translate the lines chunk by chunk. An interrupted output is continued."""
+    key = files.resume_key(job)
+    start, stop = files.bounds()
+    opened = _open_output(files.outputs, key, overwrite) if files.outputs else nullcontext()
+    with opened as resumable:
         done = resumable.done if resumable else 0
         if resumable and done:
-            typer.echo(f"{output}: resuming after line {done:,}", err=True)
+            typer.echo(f"{files.output}: resuming after line {done:,}", err=True)
         if resumable and resumable.complete:
             return
-        typer.echo(f"Computing in {model.engine.summary}.", err=True)
-        if confidence or as_json:
+        typer.echo(f"Computing in {job.model.engine.summary}.", err=True)
+        if job.with_confidence or job.as_json:
             typer.echo(job.describe_confidence(), err=True)
-        input_name = str(input or "the texts")
-        lines = _with_parses(input_lines(texts, input, columns), parses, input_name)
+        lines = files.lines()
         # The lines that are done are skipped, but the last of them may be context.
-        skipped = deque(islice(lines, start + done), maxlen=model.recipe.data.context)
+        skipped = deque(islice(lines, start + done), maxlen=job.model.recipe.data.context)
         job.previous = [line for line, _ in skipped]
-        # Where translations go to the terminal, they are the progress.
-        hidden = output is None and sys.stdout.isatty()
-        progress = ProgressLine("Lines: ", None if stop is None else stop - start, done)
-        if share != WHOLE and stop is not None:
+        if files.is_shard and stop is not None:
             lines = islice(lines, stop - start - done)
-        for chunk in chunks(lines, streamed=not texts and not input):
-            translated, aligned = job.translate(chunk, start + done)
-            done += len(chunk)
-            if not hidden:
-                progress.advance(done)
-            if output is None:
-                print(translated, end="", flush=True)
-            if resumable:
-                chunk_texts = ([translated] if output else []) + ([aligned] if alignment else [])
-                resumable.add(len(chunk), chunk_texts)
-        progress.close()
+        _translate_chunks(job, files, lines, start, stop, resumable)
         job.report_flagged_lines()
+
+
+def _translate_chunks(
+    job: TranslationJob,
+    files: LineFiles,
+    lines: Iterator[Line],
+    start: int,
+    stop: int | None,
+    resumable: ResumableOutput | None,
+) -> None:
+    """Translate the remaining lines; write and count each chunk. start, stop: see ``LineFiles.bounds``."""
+    from regard.training.progress import ProgressLine
+
+    done = resumable.done if resumable else 0
+    # Where translations go to the terminal, they are the progress.
+    hidden = files.output is None and sys.stdout.isatty()
+    progress = ProgressLine("Lines: ", None if stop is None else stop - start, done)
+    for chunk in chunks(lines, streamed=not files.texts and not files.input):
+        translated, aligned = job.translate(chunk, start + done)
+        done += len(chunk)
+        if not hidden:
+            progress.advance(done)
+        if files.output is None:
+            print(translated, end="", flush=True)
+        if resumable:
+            texts = ([translated] if files.output else []) + ([aligned] if files.alignment else [])
+            resumable.add(len(chunk), texts)
+    progress.close()
+
+
+def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
+    """Each line with its dependency tree. ``where`` names the lines in error messages."""
+    if parses is None:
+        return ((line, None) for line in lines)
+    from regard.data.formats import read_parses
+
+    texts, copies = tee(lines)
+    trees = read_parses(copies, parses, where)
+    # The trees come first in zip: their reader must run to its end to report superfluous trees.
+    return ((line, tree) for tree, line in zip(trees, texts, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------
+# Output files
 
 
 ROW_GROUP = 2**16
@@ -325,38 +471,3 @@ def _to_parquet(lines: Iterator[str]) -> bytes:
             }
             writer.write_table(pa.table(columns, schema))
     return bytes(sink.getvalue())
-
-
-def refuse_options(subject: str, options: Mapping[str, object]) -> None:
-    """Refuse options that apply to whole lines."""
-    conflicting = [f"--{name}" for name, value in options.items() if value]
-    if conflicting:
-        raise RegardError(
-            f"{subject}: cannot be combined with {', '.join(conflicting)}, which apply to whole lines"
-        )
-
-
-def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
-    """Each line with its dependency tree. ``where`` names the lines in error messages."""
-    if parses is None:
-        return ((line, None) for line in lines)
-    from regard.data.formats import read_parses
-
-    texts, copies = tee(lines)
-    trees = read_parses(copies, parses, where)
-    # The trees come first in zip: their reader must run to its end to report superfluous trees.
-    return ((line, tree) for tree, line in zip(trees, texts, strict=True))
-
-
-def _read_glossary(path: Path) -> Glossary:
-    from regard.data.glossary import Glossary
-
-    return Glossary.read(path)
-
-
-def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
-    if path is None:
-        return None
-    from regard.documents.translation_memory import TranslationMemory
-
-    return TranslationMemory.read(path, languages_of(model))

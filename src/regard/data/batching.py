@@ -1,8 +1,8 @@
 """Batching: which rows of a dataset go into a batch, and how they become tensors.
 
-A padded batch costs its number of rows times its longest row, so rows of similar length go together
-(bucketing by length). The plan of an epoch depends only on the seed and the epoch: a run that is resumed, or uses more
-processes, gets the same batches.
+A padded batch costs its number of rows times its longest row, so rows of similar length go together (bucketing by
+length). A packed batch has no padding: its texts follow each other in one long row (sequence packing). The plan of an
+epoch depends only on the seed and the epoch: a run that is resumed, or uses more processes, gets the same batches.
 
 A corpus of up to ``POOL_ROWS`` rows is shuffled and sorted as a whole. A larger one is planned in pools of that size,
 so that memory does not grow with the corpus: blocks of neighbouring rows are distributed over the pools by a keyed

@@ -27,7 +27,7 @@ from regard.data.formats.base import (
 )
 from regard.data.pairs import ContextPair, Pair, ParsedPair, TaggedPair, previous_sentences
 from regard.data.text_files import RemoteFile, read_error
-from regard.errors import RegardError
+from regard.errors import RegardError, shorten
 from regard.recipe import DataConfig, DataFiles, Recipe, is_url
 
 FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
@@ -298,8 +298,7 @@ def _name(path: Path | RemoteFile) -> str:
 
 
 def _shorten(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 56 else text[:55] + "…"
+    return shorten(" ".join(text.split()), 56)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -16,21 +16,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.beam_tree import BeamStep
 from regard.decoding.hypothesis import NEG_INF, Hypothesis
 from regard.decoding.length_penalty_and_stopping import (
     GNMT,
     BeamState,
     LengthNormalization,
-    Penalty,
+    LengthPenalty,
 )
 from regard.decoding.options_and_logits_processors import LogitsProcessor, LogitsProcessorList
 from regard.decoding.search_state import (
     ActiveHypotheses,
     BeamCandidates,
     BeamSelection,
-    S,
+    BeamStep,
     SequenceRules,
+    StateT,
     StepFunction,
 )
 from regard.decoding.top_k import chunks_are_faster, top_k, top_k_sums
@@ -39,8 +39,8 @@ from regard.errors import RegardError
 
 @torch.no_grad()
 def beam_search(
-    step: StepFunction[S],
-    state: S,
+    step: StepFunction[StateT],
+    state: StateT,
     *,
     max_lengths: Sequence[int],
     bos: int,
@@ -66,13 +66,13 @@ def beam_search(
     assert length_penalty >= 0
     if not 1 <= nbest <= beam:
         raise RegardError(f"nbest {nbest}: must be between 1 and beam, {beam}")
-    penalty = length_normalization.penalty
+    penalty = length_normalization.penalty_with(length_penalty)
     rules = SequenceRules.create(
         max_lengths, bos, eos, prefixes, suppressed, device, length_normalization.forces_eos
     )
     # The best score that is still possible is that of the longest sequence, EOS counted.
     max_penalties = torch.tensor(
-        [penalty(length + 1, length_penalty) for length in rules.max_lengths.tolist()],
+        [penalty(length + 1) for length in rules.max_lengths.tolist()],
         dtype=torch.float64,
         device=device,
     )
@@ -80,7 +80,7 @@ def beam_search(
     groups = processor.groups
     nbest_per_group = -(-nbest // groups)
     shape = (len(max_lengths), groups, beam // groups)
-    finished = FinishedHypotheses(shape, nbest, length_penalty, penalty, device)
+    finished = FinishedHypotheses(shape, nbest, penalty, device)
     # A logits processor may require tokens that are still missing at the limit.
     cuts_at_limit = length_normalization.cuts_at_limit and not processors
     shortest_limit = min(max_lengths, default=0)
@@ -89,10 +89,11 @@ def beam_search(
     while len(active.sentences):
         # 1. Run the model, and select which candidates finish a hypothesis and which are continued.
         active, logits = active.step(step)
-        candidates, ended, continued, none_ended = _select(active, logits, rules, processor, beam)
+        selection = _select(active, logits, rules, processor, beam)
+        candidates, continued = selection.candidates, selection.continued
         bonus = processor.score_bonus(active)
-        if not none_ended and ended.any():
-            finished.add_ended(active, ended, candidates, bonus)
+        if selection.may_finish and selection.finished.any():
+            finished.add_ended(active, selection.finished, candidates, bonus)
 
         # 2. Find the sentences that are done. One without candidates is done, too: NEG_INF is not above NEG_INF.
         per_group = continued.tokens.shape[1] // groups
@@ -119,9 +120,8 @@ def beam_search(
 
         # 4. Extend the hypotheses of the sentences that are not done.
         if observer is not None:
-            new_penalty = penalty(active.length + 1, length_penalty)
-            step_record = (active.length, candidates, ended, continued, done, new_penalty)
-            observer(BeamStep(*step_record, groups))
+            record = (active.length, candidates, selection.finished, continued, done)
+            observer(BeamStep(*record, penalty(active.length + 1), groups))
         active = active.advance(~done if any_done else None, continued)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)
@@ -135,7 +135,7 @@ With 10, it takes a third of the time of log-softmax and top-k."""
 
 
 def _select(
-    active: ActiveHypotheses[S],
+    active: ActiveHypotheses[StateT],
     logits: Float[Tensor, "sentences beams V"],
     rules: SequenceRules,
     processor: LogitsProcessorList,
@@ -149,10 +149,10 @@ def _select(
 
         shape = (*logits.shape[:2], min(count, logits.shape[2]))
         added, tokens = top_tokens(logits.flatten(0, 1), shape[2], rules.suppressed)
-        candidates = _ranked(active, added.view(shape), tokens.view(shape), count)
+        candidates = _rank_candidates(active, added.view(shape), tokens.view(shape), count)
         return BeamSelection.from_candidates(candidates, rules.eos, beam)
     log_probabilities = active.log_probabilities_of(logits, rules)
-    log_probabilities = processor.process_logits(active, log_probabilities)
+    log_probabilities = processor.process_log_probabilities(active, log_probabilities)
     selection = processor.select(active, log_probabilities, beam, rules.eos)
     if selection is not None:
         return selection
@@ -161,7 +161,9 @@ def _select(
 
 
 def _best_candidates(
-    active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"], count: int
+    active: ActiveHypotheses[StateT],
+    log_probabilities: Float[Tensor, "sentences beams V"],
+    count: int,
 ) -> BeamCandidates:
     """The best candidates of each sentence, best first."""
     V = log_probabilities.shape[2]
@@ -170,11 +172,11 @@ def _best_candidates(
         added = log_probabilities.flatten(1).gather(1, indices)
         return BeamCandidates(indices // V, indices % V, added, totals)
     # The best of a sentence are among the best of its hypotheses, so few remain to be added and sorted.
-    return _ranked(active, *top_k(log_probabilities, count), count)
+    return _rank_candidates(active, *top_k(log_probabilities, count), count)
 
 
-def _ranked(
-    active: ActiveHypotheses[S],
+def _rank_candidates(
+    active: ActiveHypotheses[StateT],
     added: Float[Tensor, "sentences beams k"],
     tokens: Int[Tensor, "sentences beams k"],
     count: int,
@@ -201,13 +203,12 @@ class FinishedHypotheses:
         self,
         shape: tuple[int, int, int],
         nbest: int,
-        length_penalty: float,
-        penalty: Penalty,
+        penalty: LengthPenalty,
         device: torch.device | str,
     ) -> None:
         """shape: sentences, groups, beams per group."""
         sentences, self.groups, _ = shape
-        self.nbest, self.length_penalty, self.penalty = nbest, length_penalty, penalty
+        self.nbest, self.penalty = nbest, penalty
         self.hypotheses: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
         """group and hypothesis, for each sentence"""
         self.scores = torch.full(shape, NEG_INF, dtype=torch.float64, device=device)
@@ -215,13 +216,13 @@ class FinishedHypotheses:
 
     def add_ended(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         ended: Bool[Tensor, "sentences count"],
         candidates: BeamCandidates,
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> None:
         """Add the hypotheses that end with EOS."""
-        scores = candidates.totals / self.penalty(active.length + 1, self.length_penalty)
+        scores = candidates.totals / self.penalty(active.length + 1)
         scores = scores if bonus is None else scores + bonus.gather(1, candidates.beams)
         per_group = ended.shape[1] // self.groups
         new_scores = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
@@ -230,31 +231,29 @@ class FinishedHypotheses:
         if self.groups == 1:  # converting a hypothesis that cannot win takes longer than this test
             ended = ended & (new_scores >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
         groups = ended.nonzero()[:, 1] // per_group
-        finished = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
+        finished = active.finish(ended, candidates, self.penalty, bonus)
         self._add(finished, groups.tolist())
 
     def add_at_limit(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         at_limit: Bool[Tensor, "sentences beams"],
         continued: BeamCandidates,
     ) -> None:
         """Add the best hypotheses that reach the maximum length with this token."""
         within_nbest = torch.arange(at_limit.shape[1], device=at_limit.device) < self.nbest
-        finished = active.finish(
-            at_limit & within_nbest, continued, self.length_penalty, self.penalty, by_eos=False
-        )
+        finished = active.finish(at_limit & within_nbest, continued, self.penalty, by_eos=False)
         self._add(finished)
 
     def add_truncated(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         truncated: Bool[Tensor, "sentences"],
         bonus: Float[Tensor, "sentences beams"] | None,
         complete: Bool[Tensor, "sentences beams"] | None,
     ) -> None:
         """Add the active hypotheses of these sentences without EOS."""
-        self._add(active.truncate(truncated, self.length_penalty, self.penalty, bonus, complete))
+        self._add(active.truncate(truncated, self.penalty, bonus, complete))
 
     def _add(self, finished: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
         for (row, hypothesis), group in zip(finished, groups or [0] * len(finished), strict=True):
@@ -262,9 +261,9 @@ class FinishedHypotheses:
 
     def ranked(self) -> list[list[Hypothesis]]:
         """The ``nbest`` hypotheses of each sentence, best first."""
-        return [self._ranked(finished) for finished in self.hypotheses]
+        return [self._nbest_of(finished) for finished in self.hypotheses]
 
-    def _ranked(self, finished: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
+    def _nbest_of(self, finished: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
         """Take the best of each group before the second best of any, then sort by score."""
         if len(finished) == 1:
             return [finished[0][1]]

@@ -1,36 +1,15 @@
 """The beam tree: every candidate of every step of beam search, and whether it was kept, pruned or finished."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from regard.decoding.hypothesis import Hypothesis
-from regard.decoding.search_state import BeamCandidates
+from regard.decoding.length_penalty_and_stopping import LengthPenalty
+from regard.decoding.search_state import BeamCandidates, BeamStep
 
 NodeState = Literal["kept", "pruned", "finished"]
-
-
-class BeamStep(NamedTuple):
-    """One step of beam search, as passed to an observer."""
-
-    length: int
-    """tokens before this step"""
-    candidates: BeamCandidates
-    """the candidates that were considered, best first"""
-    finished: Bool[Tensor, "sentences count"]
-    """which candidates finish a hypothesis"""
-    continued: BeamCandidates
-    """the candidates that stay in the beam"""
-    done: Bool[Tensor, "sentences"]
-    """which sentences end with this step"""
-    penalty: float
-    """length penalty of a hypothesis of the new length"""
-    groups: int = 1
-    """groups of the beam; the candidates and the continued ones of each group are side by side"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +68,7 @@ class BeamTree:
         # An empty slot of the beam points to the root; it never has a possible candidate.
         self.active_nodes = [ids.get(extension, 0) for extension in extensions]
 
-    def add_path(self, hypothesis: Hypothesis, end: int, penalty: Callable[[int], float]) -> None:
+    def add_path(self, hypothesis: Hypothesis, end: int, penalty: LengthPenalty) -> None:
         """Add a sampled hypothesis, which has no beam, as a single branch. ``end`` is the EOS token."""
         tokens = [*hypothesis.tokens, end] if hypothesis.finished else hypothesis.tokens
         total = 0.0

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.decoding.hypothesis import NEG_INF, Phrase, Spelling
 from regard.decoding.options_and_logits_processors import LogitsProcessor
-from regard.decoding.search_state import ActiveHypotheses, BeamCandidates, BeamSelection, S
+from regard.decoding.search_state import ActiveHypotheses, BeamCandidates, BeamSelection, StateT
 
 NO_TOKEN = -1
 """padding in tensors of tokens"""
@@ -177,8 +177,10 @@ class Constraints(LogitsProcessor):
 
     # The interface of a logits processor
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         """Record the tokens that continue a phrase, and forbid EOS while a phrase is missing."""
         tokens = self._next_phrase_tokens(active.tokens[:, :, -1], log_probabilities)
@@ -189,7 +191,7 @@ class Constraints(LogitsProcessor):
         allowed[:, :, self.eos].masked_fill_(incomplete, NEG_INF)
         return allowed
 
-    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"]:
+    def is_complete(self, active: ActiveHypotheses[StateT]) -> Bool[Tensor, "sentences beams"]:
         """Whether no phrase would be missing if the hypothesis ended here. The end is a word boundary."""
         waiting = self._awaits_boundary(self.progress.matched)
         completed = self.progress.completed + self._to_phrases(waiting).long()
@@ -198,10 +200,8 @@ class Constraints(LogitsProcessor):
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
         rows, beams = kept.unsqueeze(1), continued.beams[kept]
         progress = self.progress.select(rows, beams)
-        last_tokens, best_log_probabilities = (
-            self.last_tokens[rows, beams],
-            self.best_log_probabilities[rows, beams],
-        )
+        last_tokens = self.last_tokens[rows, beams]
+        best_log_probabilities = self.best_log_probabilities[rows, beams]
         differences = self.differences[rows, beams]
         self.table = self.table.select(kept)
         self.progress = self._after(progress, last_tokens, continued.tokens[kept])
@@ -212,7 +212,7 @@ class Constraints(LogitsProcessor):
 
     def select(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
         eos: int,
@@ -257,7 +257,7 @@ class Constraints(LogitsProcessor):
 
     def _candidates(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
     ) -> tuple[BeamCandidates, Int[Tensor, "sentences count"]]:

@@ -17,8 +17,8 @@ from regard.decoding.options_and_logits_processors import (
 from regard.decoding.search_state import (
     ActiveHypotheses,
     BeamCandidates,
-    S,
     SequenceRules,
+    StateT,
     StepFunction,
 )
 from regard.decoding.top_k import top_k
@@ -32,8 +32,8 @@ TokenSelector = Callable[
 
 @torch.no_grad()
 def greedy(
-    step: StepFunction[S],
-    state: S,
+    step: StepFunction[StateT],
+    state: StateT,
     *,
     max_lengths: Sequence[int],
     bos: int,
@@ -60,8 +60,8 @@ def greedy(
 
 @torch.no_grad()
 def sample(
-    step: StepFunction[S],
-    state: S,
+    step: StepFunction[StateT],
+    state: StateT,
     *,
     max_lengths: Sequence[int],
     bos: int,
@@ -94,7 +94,7 @@ def sample(
     uniform = torch.stack([_uniform(seed, longest) for seed in seeds]).to(device)
 
     def draw(
-        log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[S]
+        log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[StateT]
     ) -> Int[Tensor, "sentences"]:
         # A row in which every token is forbidden has NaN; the token drawn there is not used.
         probabilities = truncate(log_probabilities / temperature).softmax(-1).nan_to_num(nan=1.0)
@@ -107,8 +107,8 @@ def sample(
 
 
 def _decode(
-    step: StepFunction[S],
-    state: S,
+    step: StepFunction[StateT],
+    state: StateT,
     rules: SequenceRules,
     select_token: TokenSelector,
     length_penalty: float = 0.0,
@@ -117,7 +117,7 @@ def _decode(
 ) -> list[Hypothesis]:
     """Extend one hypothesis per sentence token by token."""
     processor = LogitsProcessorList(processors)
-    penalty = length_normalization.penalty
+    penalty = length_normalization.penalty_with(length_penalty)
     cuts_at_limit = length_normalization.cuts_at_limit and not processors
     active = ActiveHypotheses.initial(state, rules)
     results: dict[int, Hypothesis] = {}
@@ -125,7 +125,7 @@ def _decode(
         # 1. Run the model, and select the next token of each sentence.
         active, logits = active.step(step)
         log_probabilities = active.log_probabilities_of(logits, rules)
-        log_probabilities = processor.process_logits(active, log_probabilities)
+        log_probabilities = processor.process_log_probabilities(active, log_probabilities)
         candidates = _extend(active, log_probabilities, select_token)
 
         # 2. Find the sentences that are done: by EOS, at the maximum length, or because no token is allowed.
@@ -136,11 +136,9 @@ def _decode(
         at_limit = possible & ~ended & (remaining == 1) & cuts_at_limit
         done = (ended | truncated | at_limit).squeeze(1)
         if any_done := bool(done.any()):
-            results.update(active.finish(ended, candidates, length_penalty, penalty))
-            results.update(
-                active.finish(at_limit, candidates, length_penalty, penalty, by_eos=False)
-            )
-            results.update(active.truncate(truncated.squeeze(1), length_penalty, penalty))
+            results.update(active.finish(ended, candidates, penalty))
+            results.update(active.finish(at_limit, candidates, penalty, by_eos=False))
+            results.update(active.truncate(truncated.squeeze(1), penalty))
 
         # 3. Extend the others.
         active = active.advance(~done if any_done else None, candidates)
@@ -150,7 +148,7 @@ def _decode(
 
 
 def _extend(
-    active: ActiveHypotheses[S],
+    active: ActiveHypotheses[StateT],
     log_probabilities: Float[Tensor, "sentences 1 V"],
     select_token: TokenSelector,
 ) -> BeamCandidates:

@@ -15,6 +15,8 @@ from regard.recipe import Registry
 
 Penalty = Callable[[int, float], float]
 """Length (EOS counted) and exponent to the divisor of a hypothesis's log-probability."""
+LengthPenalty = Callable[[int], float]
+"""the same with a given exponent"""
 
 
 def gnmt_length_penalty(length: int, length_penalty: float) -> float:
@@ -49,6 +51,11 @@ class LengthNormalization:
     """At the maximum length EOS is the only possible token, and costs nothing."""
     cuts_at_limit = False
     """A hypothesis of the maximum length is finished without EOS, so no step is run to predict its EOS."""
+
+    @classmethod
+    def penalty_with(cls, length_penalty: float) -> LengthPenalty:
+        """The length penalty with this exponent."""
+        return lambda length: cls.penalty(length, length_penalty)
 
     @classmethod
     def is_done(

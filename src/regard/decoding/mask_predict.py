@@ -18,8 +18,7 @@ from torch import Tensor
 from regard.decoding.hypothesis import NEG_INF, Hypothesis
 
 PredictFunction = Callable[
-    [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]],
-    Float[Tensor, "masked V"],
+    [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]], Float[Tensor, "masked V"]
 ]
 """The decoder inputs, and which positions are masked, to the logits at the masked positions, row by row.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING or "torch" in sys.modules:
         BeamCandidates,
         BeamSelection,
         LastAttention,
-        S,
+        StateT,
     )
 
 # ---------------------------------------------------------------------------------------------
@@ -44,14 +44,18 @@ if TYPE_CHECKING or "torch" in sys.modules:
 class LogitsProcessor:
     """An optional change to decoding; this base class changes nothing.
 
-    A processor is made for one batch. If it stores data about each hypothesis, it updates the data in ``advance``.
+    As in the beam search of Hugging Face, the logits are normalized first: a processor reads and returns
+    log-probabilities. It is made for one batch. If it stores data about each hypothesis, it updates them in
+    ``advance``.
     """
 
     groups: int = 1
     """number of groups that the beam is divided into"""
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         """The log-probabilities, with ``NEG_INF`` for forbidden tokens. Called once per step, before the others."""
         return log_probabilities
@@ -67,7 +71,7 @@ class LogitsProcessor:
 
     def select(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
         eos: int,
@@ -78,11 +82,15 @@ class LogitsProcessor:
         """
         return None
 
-    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
+    def score_bonus(
+        self, active: ActiveHypotheses[StateT]
+    ) -> Float[Tensor, "sentences beams"] | None:
         """Added to the score of a hypothesis that finishes in this step; at most 0. None: nothing."""
         return None
 
-    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
+    def is_complete(
+        self, active: ActiveHypotheses[StateT]
+    ) -> Bool[Tensor, "sentences beams"] | None:
         """Which hypotheses satisfy every requirement and lack only EOS; None: all."""
         return None
 
@@ -106,11 +114,13 @@ class LogitsProcessorList(LogitsProcessor):
         self.processors = processors
         self.groups = max((processor.groups for processor in processors), default=1)
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         for processor in self.processors:
-            log_probabilities = processor.process_logits(active, log_probabilities)
+            log_probabilities = processor.process_log_probabilities(active, log_probabilities)
         return log_probabilities
 
     def truncate_distribution(
@@ -122,7 +132,7 @@ class LogitsProcessorList(LogitsProcessor):
 
     def select(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
         eos: int,
@@ -132,12 +142,16 @@ class LogitsProcessorList(LogitsProcessor):
         )
         return next((selection for selection in selections if selection is not None), None)
 
-    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
+    def score_bonus(
+        self, active: ActiveHypotheses[StateT]
+    ) -> Float[Tensor, "sentences beams"] | None:
         results = [processor.score_bonus(active) for processor in self.processors]
         bonuses = [bonus for bonus in results if bonus is not None]
         return sum(bonuses[1:], bonuses[0]) if bonuses else None
 
-    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
+    def is_complete(
+        self, active: ActiveHypotheses[StateT]
+    ) -> Bool[Tensor, "sentences beams"] | None:
         results = [processor.is_complete(active) for processor in self.processors]
         complete = [flags for flags in results if flags is not None]
         return reduce(and_, complete) if complete else None
@@ -158,18 +172,20 @@ class DecodingContext:
     eos: int
 
 
-class OptionalProcessor(LogitsProcessor):
-    """A processor that a decoding option turns on."""
+class ConfiguredProcessor(LogitsProcessor):
+    """A processor that a decoding option turns on, and that is made from the decoding options."""
 
     needs_attention: ClassVar[bool] = False
     """whether it reads the model's attention, which only the plain network can record"""
 
     @classmethod
-    def from_options(cls, decoding: DecodingConfig, context: DecodingContext) -> OptionalProcessor:
+    def from_options(
+        cls, decoding: DecodingConfig, context: DecodingContext
+    ) -> ConfiguredProcessor:
         raise NotImplementedError
 
 
-class NoRepeatNgram(OptionalProcessor):
+class NoRepeatNgram(ConfiguredProcessor):
     """N-gram blocking: no n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
     Hugging Face calls the option ``no_repeat_ngram_size``. If it would forbid every allowed token, it has no effect in
@@ -184,8 +200,10 @@ class NoRepeatNgram(OptionalProcessor):
     def from_options(cls, decoding: DecodingConfig, context: DecodingContext) -> NoRepeatNgram:
         return cls(decoding.no_repeat_ngram)
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         tokens = active.tokens[:, :, 1:]  # BOS is not part of any n-gram
         if tokens.shape[2] < self.n:
@@ -202,7 +220,7 @@ class NoRepeatNgram(OptionalProcessor):
         return log_probabilities.where(none_allowed, allowed)
 
 
-class RepetitionPenalty(OptionalProcessor):
+class RepetitionPenalty(ConfiguredProcessor):
     """Repetition penalty: makes tokens that a hypothesis already contains less probable (Keskar et al. 2019).
 
     Their log-probabilities are multiplied by ``penalty``, however often they occurred. As in the beam search of Hugging
@@ -217,15 +235,17 @@ class RepetitionPenalty(OptionalProcessor):
     def from_options(cls, decoding: DecodingConfig, context: DecodingContext) -> RepetitionPenalty:
         return cls(decoding.repetition_penalty)
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         tokens = active.tokens[:, :, 1:]  # without BOS
         penalized = self.penalty * log_probabilities.gather(2, tokens)
         return log_probabilities.scatter(2, tokens, penalized)
 
 
-class CoveragePenalty(OptionalProcessor):
+class CoveragePenalty(ConfiguredProcessor):
     """Coverage penalty: ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).
 
     Adds beta * sum over the source tokens of log(min(1, total attention that the token received)) to the score of a
@@ -251,13 +271,15 @@ class CoveragePenalty(OptionalProcessor):
         self.coverage = source_mask.mul(0.0)[:, None]
         """[sentences, beams, S]: total attention that each source token has received"""
 
-    def process_logits(
-        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_log_probabilities(
+        self,
+        active: ActiveHypotheses[StateT],
+        log_probabilities: Float[Tensor, "sentences beams V"],
     ) -> Float[Tensor, "sentences beams V"]:
         self.coverage = self.coverage + self.attention()
         return log_probabilities
 
-    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"]:
+    def score_bonus(self, active: ActiveHypotheses[StateT]) -> Float[Tensor, "sentences beams"]:
         covered = self.coverage.clamp(1e-9, 1).log().masked_fill(~self.source_mask[:, None], 0.0)
         return self.beta * covered.sum(2).double()
 
@@ -266,7 +288,7 @@ class CoveragePenalty(OptionalProcessor):
         self.source_mask = self.source_mask[kept]
 
 
-class DiverseBeamGroups(OptionalProcessor):
+class DiverseBeamGroups(ConfiguredProcessor):
     """Diverse beam search: groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
 
     Each group is a small beam search. The groups select one after the other. A token costs a group ``penalty`` for each
@@ -286,7 +308,7 @@ class DiverseBeamGroups(OptionalProcessor):
 
     def select(
         self,
-        active: ActiveHypotheses[S],
+        active: ActiveHypotheses[StateT],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
         eos: int,
@@ -341,7 +363,7 @@ def _select_in_group(
     return BeamSelection.from_candidates(candidates, eos, beam)
 
 
-class TopK(OptionalProcessor):
+class TopK(ConfiguredProcessor):
     """Top-k sampling: only the ``k`` most probable tokens can be drawn (Fan et al. 2018)."""
 
     def __init__(self, k: int) -> None:
@@ -360,7 +382,7 @@ class TopK(OptionalProcessor):
         return log_probabilities.scatter(1, tokens, ordered)
 
 
-class TopP(OptionalProcessor):
+class TopP(ConfiguredProcessor):
     """Nucleus sampling: only the fewest tokens that together have probability ``p`` can be drawn.
 
     Holtzman et al. 2020. With top-k, the probabilities are those among the k tokens.
@@ -397,9 +419,12 @@ class ReadBy:
     """Marks the decoding methods that read an option. An option without a mark is read by search and sampling."""
 
     methods: tuple[DecodingMethod, ...]
+    excludes_others: bool = False
+    """Another method cannot be used while the option differs from its default; otherwise it ignores the option."""
 
 
 SEARCH = ReadBy(("search",))
+SEARCH_ONLY = ReadBy(("search",), excludes_others=True)
 SAMPLING = ReadBy(("sampling",))
 MASK_PREDICT = ReadBy(("mask_predict",))
 ALL_METHODS = ReadBy(("search", "sampling", "mask_predict"))
@@ -409,7 +434,7 @@ ALL_METHODS = ReadBy(("search", "sampling", "mask_predict"))
 class Enables:
     """Marks an option that turns on a logits processor when it differs from its default."""
 
-    processor: type[OptionalProcessor]
+    processor: type[ConfiguredProcessor]
 
 
 MIN_TEMPERATURE = 0.01
@@ -442,9 +467,9 @@ class DecodingConfig(Section):
     1 make repetitions less probable; 1 is off"""
     no_repeat_ngram: Annotated[int, Field(ge=0), Enables(NoRepeatNgram)] = 0
     """no n-gram of this size occurs twice in a translation; 0 is off"""
-    coverage_penalty: Annotated[float, Field(ge=0), SEARCH, Enables(CoveragePenalty)] = 0.0
+    coverage_penalty: Annotated[float, Field(ge=0), SEARCH_ONLY, Enables(CoveragePenalty)] = 0.0
     """weight of the coverage penalty (Wu et al. 2016) on source tokens that got little attention; 0 is off"""
-    beam_groups: Annotated[int, Field(ge=1), SEARCH, Enables(DiverseBeamGroups)] = 1
+    beam_groups: Annotated[int, Field(ge=1), SEARCH_ONLY, Enables(DiverseBeamGroups)] = 1
     """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
     diversity_penalty: Annotated[float, Field(ge=0), SEARCH] = 0.5
     """beam_groups: penalty for a token that an earlier group selected in the same step"""
@@ -460,13 +485,13 @@ class DecodingConfig(Section):
     mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
     """minimum Bayes risk decoding: number of samples, of which the one most similar to the others (by chrF) is
     returned; 0 is off"""
-    protect: Annotated[tuple[Annotated[str, registered("decoding.protect")], ...], SEARCH] = ()
+    protect: Annotated[tuple[Annotated[str, registered("decoding.protect")], ...], SEARCH_ONLY] = ()
     """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
     constrained_beam: Annotated[int, Field(ge=1, le=1000), SEARCH] = 10
     """smallest beam for texts with protected spans, glossary terms or other constraints"""
 
     @property
-    def logits_processors(self) -> list[type[OptionalProcessor]]:
+    def logits_processors(self) -> list[type[ConfiguredProcessor]]:
         """The logits processors that the options turn on."""
         return [
             mark.processor
@@ -520,20 +545,14 @@ class DecodingConfig(Section):
             )
         if self.beam % self.beam_groups:
             raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")
-        beam_only = {
-            "beam_groups": self.beam_groups > 1,
-            "coverage_penalty": self.coverage_penalty > 0,
-            "protect": bool(self.protect),
-        }
-        enabled = [name for name, is_on in beam_only.items() if is_on]
-        if self.mbr and enabled:
-            raise ValueError(
-                f"mbr draws samples, so it cannot be combined with {' and '.join(enabled)}"
-            )
-        if self.temperature and enabled:
-            raise ValueError(
-                f"temperature turns on sampling, so it cannot be combined with {' and '.join(enabled)}"
-            )
+        search_only = [
+            name
+            for name, field in type(self).model_fields.items()
+            if SEARCH_ONLY in field.metadata and getattr(self, name) != field.default
+        ]
+        if self.is_sampling and search_only:
+            cause = "mbr draws samples" if self.mbr else "temperature turns on sampling"
+            raise ValueError(f"{cause}, so it cannot be combined with {' and '.join(search_only)}")
         if self.protect and self.beam_groups > 1:
             raise ValueError("protect cannot be combined with beam_groups")
         return self

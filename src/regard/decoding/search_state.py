@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decoding.hypothesis import NEG_INF, Hypothesis
-from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
+from regard.decoding.length_penalty_and_stopping import LengthPenalty
 
 ANY_TOKEN = -1
 """in a padded prefix: no token is forced at this position"""
@@ -22,7 +22,7 @@ ANY_TOKEN = -1
 # The model, as decoding sees it
 
 
-Self = TypeVar("Self")
+SelfT = TypeVar("SelfT")  # the shape checks of the tests do not support typing.Self
 
 
 @runtime_checkable
@@ -32,7 +32,7 @@ class StepState(Protocol):
     It has one row per sentence at first, and later one row per hypothesis, those of a sentence next to each other.
     """
 
-    def select(self: Self, rows: Int[Tensor, "sentences beams"]) -> Self:
+    def select(self: SelfT, rows: Int[Tensor, "sentences beams"]) -> SelfT:
         """The state of the given rows, which are numbers of rows of the current state.
 
         Each line of ``rows`` has the hypotheses to continue for one sentence; all of them come from the same sentence.
@@ -42,9 +42,9 @@ class StepState(Protocol):
         ...
 
 
-S = TypeVar("S", bound=StepState)
+StateT = TypeVar("StateT", bound=StepState)
 
-StepFunction = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
+StepFunction = Callable[[Int[Tensor, "rows"], StateT], tuple[Float[Tensor, "rows V"], StateT]]
 """The last token of each row and the state, to the logits of the next token and the new state."""
 
 LastAttention = Callable[[], Float[Tensor, "sentences beams S"]]
@@ -88,14 +88,13 @@ class SequenceRules:
         assert all(eos not in prefix for prefix in prefixes), "a prefix cannot contain EOS"
         longest = max(map(len, prefixes), default=0)
         padded = [[*prefix, *[ANY_TOKEN] * (longest - len(prefix))] for prefix in prefixes]
+        prefix_ids = torch.tensor(padded, dtype=torch.long, device=device)
         lengths = [max(n, len(prefix)) for n, prefix in zip(max_lengths, prefixes, strict=True)]
         return cls(
             bos=bos,
             eos=eos,
             max_lengths=torch.tensor(lengths, dtype=torch.long, device=device),
-            prefixes=torch.tensor(padded, dtype=torch.long, device=device).view(
-                len(lengths), longest
-            ),
+            prefixes=prefix_ids.view(len(lengths), longest),
             suppressed=torch.tensor(suppressed, dtype=torch.long, device=device),
             forces_eos=forces_eos,
         )
@@ -105,10 +104,7 @@ class SequenceRules:
         return position >= self.prefixes.shape[1] and not self.forces_eos
 
     def log_probabilities(
-        self,
-        logits: Float[Tensor, "rows V"],
-        sentences: Int[Tensor, "rows"],
-        position: int,
+        self, logits: Float[Tensor, "rows V"], sentences: Int[Tensor, "rows"], position: int
     ) -> Float[Tensor, "rows V"]:
         """The model's log-probability of each allowed token at ``position``, ``NEG_INF`` for the others.
 
@@ -124,9 +120,8 @@ class SequenceRules:
             return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         prefix = self.prefixes[sentences, position].unsqueeze(1)
         token = prefix.clamp(min=0)
-        forced = torch.full_like(log_probabilities, NEG_INF).scatter(
-            1, token, log_probabilities.gather(1, token)
-        )
+        impossible = torch.full_like(log_probabilities, NEG_INF)
+        forced = impossible.scatter(1, token, log_probabilities.gather(1, token))
         allowed = log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         return torch.where(prefix == ANY_TOKEN, allowed, forced)
 
@@ -187,15 +182,15 @@ class BeamSelection(NamedTuple):
     """which candidates finish a hypothesis"""
     continued: BeamCandidates
     """the candidates that become the active hypotheses of the next step"""
-    none_finished: bool = False
-    """No candidate finishes a hypothesis. If False, read ``finished``, which waits for the GPU."""
+    may_finish: bool = True
+    """False: no candidate finishes a hypothesis. True: read ``finished``, which waits for the GPU."""
 
     @classmethod
     def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":
         """EOS among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not EOS are continued."""
         is_eos = candidates.tokens == eos
         if not is_eos.any():  # the most frequent case
-            return cls(candidates, is_eos, candidates.first(beam), none_finished=True)
+            return cls(candidates, is_eos, candidates.first(beam), may_finish=False)
         rank = torch.arange(is_eos.shape[1], device=is_eos.device)
         finished = is_eos & (rank < beam) & (candidates.totals > NEG_INF)
         order = is_eos.int().argsort(dim=1, stable=True)[:, :beam]
@@ -214,11 +209,30 @@ class BeamSelection(NamedTuple):
         )
 
 
+class BeamStep(NamedTuple):
+    """One step of beam search, as passed to an observer."""
+
+    length: int
+    """tokens before this step"""
+    candidates: BeamCandidates
+    """the candidates that were considered, best first"""
+    finished: Bool[Tensor, "sentences count"]
+    """which candidates finish a hypothesis"""
+    continued: BeamCandidates
+    """the candidates that stay in the beam"""
+    done: Bool[Tensor, "sentences"]
+    """which sentences end with this step"""
+    penalty: float
+    """length penalty of a hypothesis of the new length"""
+    groups: int = 1
+    """groups of the beam; the candidates and the continued ones of each group are side by side"""
+
+
 @dataclass(frozen=True)
-class ActiveHypotheses(Generic[S]):
+class ActiveHypotheses(Generic[StateT]):
     """The unfinished hypotheses of all unfinished sentences. They have the same length."""
 
-    state: S
+    state: StateT
     sentences: Int[Tensor, "sentences"]
     """row numbers of the sentences in the original batch"""
     log_probabilities: Float[Tensor, "sentences beams length"]
@@ -232,7 +246,7 @@ class ActiveHypotheses(Generic[S]):
     """
 
     @classmethod
-    def initial(cls, state: S, rules: SequenceRules) -> "ActiveHypotheses[S]":
+    def initial(cls, state: StateT, rules: SequenceRules) -> "ActiveHypotheses[StateT]":
         """One empty hypothesis per sentence."""
         count, device = len(rules.max_lengths), rules.max_lengths.device
         return cls(
@@ -249,8 +263,8 @@ class ActiveHypotheses(Generic[S]):
         return self.log_probabilities.shape[2]
 
     def step(
-        self, step: StepFunction[S]
-    ) -> tuple["ActiveHypotheses[S]", Float[Tensor, "sentences beams V"]]:
+        self, step: StepFunction[StateT]
+    ) -> tuple["ActiveHypotheses[StateT]", Float[Tensor, "sentences beams V"]]:
         """Run the model on the last tokens. Returns the new state and the logits of the next token."""
         logits, state = step(self.tokens[:, :, -1].flatten(), self.state)
         assert logits.device == self.tokens.device, (
@@ -269,7 +283,7 @@ class ActiveHypotheses(Generic[S]):
 
     def advance(
         self, keep: Bool[Tensor, "sentences"] | None, continued: BeamCandidates
-    ) -> "ActiveHypotheses[S]":
+    ) -> "ActiveHypotheses[StateT]":
         """Extend the hypotheses by the selected candidates; drop the sentences that are not kept. None: keep all."""
         if keep is None:
             indices = torch.arange(len(self.sentences), device=self.sentences.device)
@@ -279,10 +293,8 @@ class ActiveHypotheses(Generic[S]):
             continued = continued.select_sentences(indices)
         sentence, beams = indices.unsqueeze(1), continued.beams
         rows = sentence * self.tokens.shape[1] + beams
-        log_probabilities, tokens = (
-            self.log_probabilities[sentence, beams],
-            self.tokens[sentence, beams],
-        )
+        tokens = self.tokens[sentence, beams]
+        log_probabilities = self.log_probabilities[sentence, beams]
         new_log_probabilities = continued.log_probabilities.unsqueeze(2)
         return ActiveHypotheses(
             state=self.state if self._is_unchanged(rows) else self.state.select(rows),
@@ -307,8 +319,7 @@ class ActiveHypotheses(Generic[S]):
         self,
         finished: Bool[Tensor, "sentences count"],
         candidates: BeamCandidates,
-        length_penalty: float = 0.0,
-        penalty: Penalty = gnmt_length_penalty,
+        penalty: LengthPenalty,
         bonus: Float[Tensor, "sentences beams"] | None = None,
         by_eos: bool = True,
     ) -> list[tuple[int, Hypothesis]]:
@@ -319,23 +330,19 @@ class ActiveHypotheses(Generic[S]):
         sentences, columns = finished.nonzero(as_tuple=True)
         beams = candidates.beams[sentences, columns]
         last_log_probabilities = candidates.log_probabilities[sentences, columns].unsqueeze(1)
-        log_probabilities = torch.cat(
-            [self.log_probabilities[sentences, beams], last_log_probabilities], dim=1
-        )
+        log_probabilities = self.log_probabilities[sentences, beams]
+        log_probabilities = torch.cat([log_probabilities, last_log_probabilities], dim=1)
         tokens = self.tokens[sentences, beams, 1:]
         if not by_eos:
             last_tokens = candidates.tokens[sentences, columns].unsqueeze(1)
             tokens = torch.cat([tokens, last_tokens], dim=1)
         totals = candidates.totals[sentences, columns]
-        return self._hypotheses(
-            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
-        )
+        return self._hypotheses(sentences, beams, tokens, log_probabilities, totals, penalty, bonus)
 
     def truncate(
         self,
         truncated: Bool[Tensor, "sentences"],
-        length_penalty: float = 0.0,
-        penalty: Penalty = gnmt_length_penalty,
+        penalty: LengthPenalty,
         bonus: Float[Tensor, "sentences beams"] | None = None,
         complete: Bool[Tensor, "sentences beams"] | None = None,
     ) -> list[tuple[int, Hypothesis]]:
@@ -351,9 +358,7 @@ class ActiveHypotheses(Generic[S]):
         tokens = self.tokens[sentences, beams, 1:]
         log_probabilities = self.log_probabilities[sentences, beams]
         totals = self.totals[sentences, beams]
-        return self._hypotheses(
-            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
-        )
+        return self._hypotheses(sentences, beams, tokens, log_probabilities, totals, penalty, bonus)
 
     def _hypotheses(
         self,
@@ -362,12 +367,11 @@ class ActiveHypotheses(Generic[S]):
         tokens: Int[Tensor, "count words"],
         log_probabilities: Float[Tensor, "count length"],
         totals: Float[Tensor, "count"],
-        length_penalty: float,
-        penalty: Penalty,
+        penalty: LengthPenalty,
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> list[tuple[int, Hypothesis]]:
         length = log_probabilities.shape[1]
-        scores = totals / penalty(max(1, length), length_penalty)
+        scores = totals / penalty(max(1, length))
         scores = scores if bonus is None else scores + bonus[sentences, beams]
         rows: list[int] = self.sentences[sentences].tolist()
         columns = (tokens.tolist(), log_probabilities.tolist(), scores.tolist())

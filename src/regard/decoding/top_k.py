@@ -24,18 +24,14 @@ def top_k(
     if not chunks_are_faster(x, count):
         return x.topk(min(count, x.shape[-1]))
     chunked = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
-    best_chunks = chunked.amax(-1).topk(count, sorted=False).indices
-    values = chunked.gather(
-        -2, best_chunks.unsqueeze(-1).expand(*best_chunks.shape, CHUNK)
-    ).flatten(-2)
-    indices = (best_chunks.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
+    best_chunks = chunked.amax(-1).topk(count, sorted=False).indices.unsqueeze(-1)
+    values = chunked.gather(-2, best_chunks.expand(*best_chunks.shape[:-1], CHUNK)).flatten(-2)
+    indices = (best_chunks * CHUNK + torch.arange(CHUNK)).flatten(-2)
     remainder = x[..., chunks * CHUNK :]
     if remainder.shape[-1]:
         remainder_indices = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*remainder.shape)
-        values, indices = (
-            torch.cat([values, remainder], -1),
-            torch.cat([indices, remainder_indices], -1),
-        )
+        values = torch.cat([values, remainder], -1)
+        indices = torch.cat([indices, remainder_indices], -1)
     values, order = values.topk(count)
     return values, indices.gather(-1, order)
 

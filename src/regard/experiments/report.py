@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from regard.errors import shorten
 from regard.experiments.results import Estimate, estimate_of, number_of_runs
 from regard.storage.atomic_files import write_text
 
@@ -359,7 +360,7 @@ def _number(value: float) -> str:
 
 
 def _shorten(label: str) -> str:
-    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+    return shorten(label, MAX_LABEL)
 
 
 def _svg(width: float, height: float, title: str, parts: Iterator[str]) -> str:

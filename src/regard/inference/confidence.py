@@ -53,14 +53,7 @@ def features(token_log_probabilities: Sequence[float], source_length: int) -> li
     values = [max(value, FLOOR) for value in token_log_probabilities] or [0.0]
     total, length = sum(values), len(values)
     ratio = log(length / (source_length + 1))
-    return [
-        total / length,
-        sum(map(exp, values)) / length,
-        total,
-        log(length),
-        ratio,
-        abs(ratio),
-    ]
+    return [total / length, sum(map(exp, values)) / length, total, log(length), ratio, abs(ratio)]
 
 
 def geometric_mean(token_log_probabilities: Sequence[float]) -> float:

@@ -51,7 +51,9 @@ LENGTH_COST = 8
 """A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
 
 
-DECODING_PATHS = ("constrained", "plain", "native")
+DecodingPath = Literal["constrained", "network", "native"]
+"""How a request is decoded: by the network in torch, with constraints or without, or by the native decoder."""
+DECODING_PATHS: tuple[DecodingPath, ...] = ("constrained", "network", "native")
 """Requests are decoded in this order: the native decoder starts threads, after which no process can be forked."""
 
 
@@ -87,8 +89,10 @@ class DecodingBatch(NamedTuple):
     decoding: DecodingConfig
     nbest: int
     length: int | None
-    total: int | None
-    """number of requests of the whole call; None: use the plain network, not the packed one"""
+    use_packed: bool
+    """use the packed network, not the plain one"""
+    total: int
+    """number of requests of the whole call"""
 
 
 class Engine:
@@ -160,16 +164,20 @@ class Engine:
     @property
     def packed(self) -> PackedTransformer | PackedEnsemble | None:
         """The network with packed weights, once ``freeze`` was called and if the network supports it."""
-        if self._packs_later:
-            network = self.network
-            with on_one_core():
-                self.packed = self._pack(network)
-            self._unsupported_by_native_code()  # a native decoder that shares the packed weights
+        self._load_packed()
         return self._packed
 
     @packed.setter
     def packed(self, packed: PackedTransformer | PackedEnsemble | None) -> None:
         self._packed, self._packs_later = packed, False
+
+    def _load_packed(self) -> None:
+        """Pack the network now, if that was left for later."""
+        if self._packs_later:
+            network = self.network
+            with on_one_core():
+                self.packed = self._pack(network)
+            self._make_native_decoder()  # this one shares the packed weights
 
     @property
     def is_packed(self) -> bool:
@@ -186,7 +194,7 @@ class Engine:
             self.packed = self._pack(self.network)
             self.native, self.native_reason = None, None
             if self.precision == "int8":
-                self.native_reason = self._unsupported_by_native_code()
+                self._make_native_decoder()
         elif self.precision == "int8":
             raise RegardError(
                 f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
@@ -213,20 +221,19 @@ class Engine:
         reasons = map(unsupported_reason, self.configs)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _unsupported_by_native_code(self) -> str | None:
-        """Make the native decoder, or return the reason why there is none."""
+    def _make_native_decoder(self) -> None:
+        """Set ``native``, or ``native_reason`` if native code does not support the network."""
         from regard.inference.native_packing import native_weights, unsupported_network
         from regard.inference.packed_transformer import PackedTransformer
         from regard.nn.transformer import Transformer
 
-        if not isinstance(self.network, Transformer) or not isinstance(
-            self.packed, PackedTransformer
-        ):
-            return "an ensemble"
-        reason = unsupported_network(self.network, self.packed)
-        if reason is None:
-            self.native = NativeDecoder(native_weights(self.network, self.packed))
-        return reason
+        network, packed = self.network, self.packed
+        if not isinstance(network, Transformer) or not isinstance(packed, PackedTransformer):
+            self.native_reason = "an ensemble"
+            return
+        self.native_reason = unsupported_network(network, packed)
+        if self.native_reason is None:
+            self.native = NativeDecoder(native_weights(network, packed))
 
     def start_workers(self, background: bool = False) -> None:
         """Use worker processes from now on, if that is faster, and if this process has no other threads.
@@ -244,9 +251,9 @@ class Engine:
 
     def _fork_workers(self, background: bool = False) -> None:
         self.forks_later = False
-        # Loaded here, before the workers are forked.
-        needed_by_workers = (self.packed, self.network_decoder)
-        assert needed_by_workers[0] is not None
+        # The workers share what is loaded before they are forked.
+        self._load_packed()
+        self._load_decoder()
         with suppress(OSError):  # no more processes can be started: use threads
             if WorkerPool.is_safe():
                 self.pool = WorkerPool(self.generate_batch, self.threads)
@@ -310,15 +317,14 @@ class Engine:
         request. plain: use the plain network, whose attention can be recorded and changed, not the packed one.
         """
         # Attention can only be read from the plain network.
-        plain = plain or not self.is_packed or reads_attention(decoding)
-        total = None if plain else len(requests)
+        use_packed = self.is_packed and not plain and not reads_attention(decoding)
+        total = len(requests)
         if observer is not None and not decoding.is_sampling:
-            assert len(requests) == 1, "an observer watches one request"
-            return self.generate_batch(
-                DecodingBatch(requests, decoding.model_copy(), nbest, length, total), observer
-            )
+            assert total == 1, "an observer watches one request"
+            batch = DecodingBatch(requests, decoding.model_copy(), nbest, length, use_packed, total)
+            return self.generate_batch(batch, observer)
         results: dict[int, list[Hypothesis]] = {}
-        native = total is not None and self.native is not None and self.native.supports(decoding)
+        native = use_packed and self.native is not None and self.native.supports(decoding)
         paths = [self._decoding_path(request, decoding, native) for request in requests]
         for path in sorted(set(paths), key=DECODING_PATHS.index):
             rows = [row for row, path_of_row in enumerate(paths) if path_of_row == path]
@@ -327,13 +333,15 @@ class Engine:
                 hypotheses = self._in_native_code(group, decoding, nbest)
             else:
                 # A copy can be sent to other processes; the options of a cached model (``StoredSection``) cannot.
-                hypotheses = self._in_batches(group, decoding.model_copy(), nbest, length, total)
+                hypotheses = self._in_batches(
+                    group, decoding.model_copy(), nbest, length, use_packed, total
+                )
             results |= dict(zip(rows, hypotheses, strict=True))
-        return [results[row] for row in range(len(requests))]
+        return [results[row] for row in range(total)]
 
     def _decoding_path(
         self, request: Request, decoding: DecodingConfig, native: bool
-    ) -> Literal["constrained", "plain", "native"]:
+    ) -> DecodingPath:
         """How a request is decoded. Constraints need a wider beam, so they get batches of their own.
 
         native: whether the native decoder supports the decoding options.
@@ -341,9 +349,9 @@ class Engine:
         if request.phrases:
             return "constrained"
         if not native or request.prefix or request.prompt:
-            return "plain"
+            return "network"
         slots = max(len(request.source), decoding.beam * (self.max_tokens(request, decoding) + 1))
-        return "native" if slots < MAX_SLOTS else "plain"
+        return "native" if slots < MAX_SLOTS else "network"
 
     def _in_native_code(
         self, requests: Sequence[Request], decoding: DecodingConfig, nbest: int
@@ -373,9 +381,13 @@ class Engine:
         decoding: DecodingConfig,
         nbest: int,
         length: int | None,
-        total: int | None,
+        use_packed: bool,
+        total: int,
     ) -> list[list[Hypothesis]]:
-        """Batches of similar length, possibly in parallel; hypotheses in the order of the requests."""
+        """Batches of similar length, possibly in parallel; hypotheses in the order of the requests.
+
+        use_packed, total: see ``DecodingBatch``.
+        """
         from regard.inference.network_decoder import plan_rows
 
         if not requests:
@@ -387,14 +399,16 @@ class Engine:
                 for request in requests
                 for number in range(samples)
             ]
-        parallel = total is not None and self.on_cpu
+        parallel = use_packed and self.on_cpu
         lengths = [len(request.source) for request in requests]
         width = self.width(decoding, nbest, bool(requests[0].phrases), length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
         workers = self.threads if parallel else 1
         rows = [*plan_rows(lengths, self.device, self.target.size, width, workers)][::-1]
         batches = [
-            DecodingBatch([requests[row] for row in batch_rows], decoding, nbest, length, total)
+            DecodingBatch(
+                [requests[row] for row in batch_rows], decoding, nbest, length, use_packed, total
+            )
             for batch_rows in rows
         ]
         results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
@@ -447,6 +461,10 @@ class Engine:
 
     @property
     def network_decoder(self) -> NetworkDecoder:
+        """What decodes batches on the network; it needs torch."""
+        return self._load_decoder()
+
+    def _load_decoder(self) -> NetworkDecoder:
         if self._decoder is None:
             from regard.inference.network_decoder import NetworkDecoder
 

@@ -84,13 +84,7 @@ class JobSpec(Structure):
         *((name, c_int32) for name in ("sentences", "capacity", "team")),
         *(
             (name, c_void_p)
-            for name in (
-                "tokens",
-                "offsets",
-                "max_lengths",
-                "source_positions",
-                "target_positions",
-            )
+            for name in ("tokens", "offsets", "max_lengths", "source_positions", "target_positions")
         ),
         *((name, c_int32) for name in ("start", "eos", "beam", "nbest", "rule")),
         ("length_penalty", c_double),
@@ -101,6 +95,7 @@ class JobSpec(Structure):
 
 
 LENGTH_RULES = {"gnmt": 0, "transformers": 1, "ctranslate2": 2}
+"""the length normalizations that the native code has, and their numbers there"""
 MAX_SLOTS = 1 << 16
 """keys and values of a sentence that the attention kernel has room for"""
 INTERRUPTED, OUT_OF_MEMORY = 1, 2
@@ -250,7 +245,8 @@ class NativeDecoder:
 
     def supports(self, decoding: DecodingConfig) -> bool:
         """Whether it knows all the decoding options. A request must not need ``MAX_SLOTS`` or more."""
-        return not decoding.is_sampling and not decoding.logits_processors
+        knows_lengths = decoding.length_normalization in LENGTH_RULES
+        return knows_lengths and not decoding.is_sampling and not decoding.logits_processors
 
     def search(
         self,

@@ -197,10 +197,7 @@ def _load(path: Path) -> ctypes.CDLL:
             None,
             [c_void_p, integers, POINTER(c_uint8), POINTER(c_double), integers, floats],
         ),
-        "regard_dropout": (
-            None,
-            [pointer, pointer, int64, int32, c_uint32, c_float, int32],
-        ),
+        "regard_dropout": (None, [pointer, pointer, int64, int32, c_uint32, c_float, int32]),
         "regard_attention": (None, [pointer, int32]),
         "regard_attention_backward": (None, [pointer, int32]),
         "regard_cross_entropy": (

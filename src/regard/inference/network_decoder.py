@@ -22,10 +22,7 @@ from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.mask_predict import mask_predict
-from regard.decoding.options_and_logits_processors import (
-    DecodingContext,
-    LogitsProcessor,
-)
+from regard.decoding.options_and_logits_processors import DecodingContext, LogitsProcessor
 from regard.decoding.search_state import LastAttention
 from regard.errors import RegardError
 from regard.inference.engine import SearchInterrupted
@@ -61,20 +58,18 @@ class NetworkDecoder:
         self, batch: DecodingBatch, observer: Observer | None = None
     ) -> list[list[Hypothesis]]:
         """Decode one batch with the selected method."""
-        requests, decoding, nbest, length, total = batch
-        prepared = None if total is None else self.engine.packed
-        packed = None if total is None or prepared is None else prepared.for_sentences(total)
+        requests, decoding, nbest, length, use_packed, total = batch
+        packed = self.engine.packed if use_packed else None
+        if packed is not None:
+            packed = packed.for_sentences(total)
         network = packed or self.engine.network
         assert len({(request.prompt, request.start) for request in requests}) == 1, (
             "requests of one kind"
         )
         closing = [] if requests[0].prompt else [EOS]
         sources = pad_rows([[*request.source, *closing] for request in requests], self.device)
-        context = (
-            inference_context(self.device)
-            if packed
-            else autocast(self.engine.precision, self.device)
-        )
+        precision, device = self.engine.precision, self.device
+        context = inference_context(device) if packed else autocast(precision, device)
         with context, self._processors(network, sources, requests, decoding) as processors:
             encoder_output: Any = network.encode(sources, batch_trees(requests, self.device))
             state = network.start(encoder_output)
@@ -222,9 +217,8 @@ def record_cross_attention(
 
     def mean_weights() -> Tensor:
         """The mean over layers and heads; the beams of a sentence are rows of the queries."""
-        return torch.stack(
-            [intermediates.weights.float().mean(1) for intermediates in recorded.values()]
-        ).mean(0)
+        weights = [intermediates.weights.float().mean(1) for intermediates in recorded.values()]
+        return torch.stack(weights).mean(0)
 
     return mean_weights
 

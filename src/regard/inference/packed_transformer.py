@@ -112,7 +112,7 @@ class Sublayer(ABC):
 
     def __call__(self, x: States, *context: Any) -> States:
         if self.pre_norm:
-            return add_residual(self.forward(self.norm(x), *context), x)
+            return add_residual(x, self.forward(self.norm(x), *context))
         return self.norm(x, self.forward(x, *context))
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Sublayer(ABC):
         """The output to add to x; it may be overwritten."""
 
 
-def add_residual(y: States, x: States) -> States:
+def add_residual(x: States, y: States) -> States:
     """x + y in float32; y may be overwritten."""
     return y.add_(x) if y.dtype is x.dtype else x + y
 
@@ -143,7 +143,7 @@ def norm_function(norm: nn.Module, dtype: torch.dtype) -> NormFunction:
         gain, shift, epsilon = norm.weight, norm.bias, norm.eps
         return lambda x, y=None: add_layer_norm(x, y, gain, shift, epsilon)
     apply_norm = _plain_norm(norm)
-    return lambda x, y=None: apply_norm(x if y is None else add_residual(y, x))
+    return lambda x, y=None: apply_norm(x if y is None else add_residual(x, y))
 
 
 def _plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -200,9 +200,8 @@ class CrossAttention(Sublayer):
 
     def keys_values(self, encoded: States, sentences: int) -> KeyValue:
         """The keys and values of the encoder output, once per sentence."""
-        kv = self.key_value(encoded).view(
-            sentences, encoded.shape[0] // sentences, 2, self.heads, -1
-        )
+        length = encoded.shape[0] // sentences
+        kv = self.key_value(encoded).view(sentences, length, 2, self.heads, -1)
         key, value = kv.permute(2, 0, 3, 1, 4).contiguous()
         return KeyValue(key, value)
 
@@ -413,9 +412,9 @@ class PackedDecoderState:
 
     def _keep_sentences(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
         """Keep these sentences: move those at the end of the buffers to the rows that become free."""
-        rows = (
-            sentences if self.buffer_rows is None else self.buffer_rows.index_select(0, sentences)
-        )
+        rows = sentences
+        if self.buffer_rows is not None:
+            rows = self.buffer_rows.index_select(0, sentences)
         current_rows, count = rows.tolist(), len(rows)
         free_rows = iter(sorted({*range(count)} - {*current_rows}))
         new_rows = [row if row < count else next(free_rows) for row in current_rows]

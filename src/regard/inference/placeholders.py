@@ -66,9 +66,8 @@ def copied_words(
         )
         copied = torch.tensor(ids[batch], device=device)
         decoder_inputs = torch.stack([torch.full_like(copied, BOS), copied], dim=1)
-        word_scores, next_scores = (
-            network(sources, decoder_inputs).float().log_softmax(-1).unbind(1)
-        )
+        log_probabilities = network(sources, decoder_inputs).float().log_softmax(-1)
+        word_scores, next_scores = log_probabilities.unbind(1)
         # The probability of the word, and that it ends there.
         ends = next_scores[:, opens].logsumexp(-1)
         scores += (word_scores.gather(1, copied[:, None])[:, 0] + ends).tolist()

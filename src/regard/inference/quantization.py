@@ -219,7 +219,7 @@ TABLE_POSITIONS = 512
 
 @torch.inference_mode()
 def calibrate(packed: PackedTransformer, network: Transformer) -> None:
-    """Run the packed network on random tokens to find the input ranges of its int8 maps, then freeze them.
+    """Calibration of int8: run the network on random tokens to find the input ranges of its maps, then freeze them.
 
     Norms make the inputs of most maps similar whatever the tokens are, so random tokens suffice. On Multi30k, one in
     ten thousand inputs is outside the observed range without a margin. Where no norm precedes the first layer, its

@@ -441,7 +441,7 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
     residuals = _residuals(network)
     if not all(
         module.pattern.keeps_tokens
-        and residual.residual is add_residual
+        and residual.add is add_residual
         and (isinstance(residual, PreNorm) or isinstance(residual.norm, LayerNorm))
         for module, residual in residuals.items()
     ):

@@ -98,11 +98,11 @@ class ConvolutionDecoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = NORM_ORDERS[config.norm_order]
+        norm_order = NORM_ORDERS[config.norm_order]
         self.convolution = GatedConvolution(config)
-        self.residual = residual(config)
+        self.residual = norm_order(config)
         self.cross_attention = MultiHeadAttention(config, "cross_attention")
-        self.cross_attention_residual = residual(config)
+        self.cross_attention_residual = norm_order(config)
 
     def forward(
         self,

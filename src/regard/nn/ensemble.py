@@ -35,9 +35,7 @@ class EnsembleState(NamedTuple):
         return EnsembleState([state.select(rows) for state in self.states])
 
 
-def mean_log_probabilities(
-    logits: Sequence[Float[Tensor, "*rows V"]],
-) -> Float[Tensor, "*rows V"]:
+def mean_log_probabilities(logits: Sequence[Float[Tensor, "*rows V"]]) -> Float[Tensor, "*rows V"]:
     """The logarithm of the mean of the probabilities, from the logits of each member."""
     log_probs = torch.stack([member.float().log_softmax(-1) for member in logits])
     return log_probs.logsumexp(0) - math.log(len(logits))

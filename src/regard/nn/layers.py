@@ -79,31 +79,31 @@ class SwiGLU(nn.Module):
         return y
 
 
-ACTIVATIONS: Registry[Callable[[recipe.ModelConfig], nn.Module]] = Registry("model.activation")
-"""the feed-forward network, by the name of its activation"""
+FEED_FORWARDS: Registry[Callable[[recipe.ModelConfig], nn.Module]] = Registry("model.activation")
+"""the feed-forward network, by the name of its activation function"""
 
-ACTIVATIONS.register(
+FEED_FORWARDS.register(
     "relu",
     summary="max(0, x), as in the paper",
     packed_batches=True,
     fast_inference=True,
     formats=FORMATS,
 )(partial(FeedForward, activation=F.relu))
-ACTIVATIONS.register(
+FEED_FORWARDS.register(
     "gelu",
     summary="x Phi(x) (Hendrycks and Gimpel 2016)",
     packed_batches=True,
     fast_inference=True,
     formats=FORMATS,
 )(partial(FeedForward, activation=F.gelu))
-ACTIVATIONS.register(
+FEED_FORWARDS.register(
     "swish",
     summary="x sigmoid(x), also called SiLU",
     packed_batches=True,
     fast_inference=True,
     formats=("huggingface", "ctranslate2", "onnx", "html"),
 )(partial(FeedForward, activation=F.silu))
-ACTIVATIONS.register(
+FEED_FORWARDS.register(
     "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "html")
 )(SwiGLU)
 
@@ -140,14 +140,14 @@ class PostNorm(nn.Module):
         super().__init__()
         self.norm = NORMS[config.norm](config.d_model)
         self.dropout = Dropout(config.dropout)
-        self.residual = RESIDUALS[config.residual]
+        self.add = RESIDUALS[config.residual]
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
         output = self.dropout(sublayer(x))
         # Under autocast, norms compute in float32; go back to the data type of the sub-layers.
-        y: Float[Tensor, "B T d"] = self.norm(self.residual(x, output), non_pad).to(output.dtype)
+        y: Float[Tensor, "B T d"] = self.norm(self.add(x, output), non_pad).to(output.dtype)
         return y
 
 
@@ -163,7 +163,7 @@ class PreNorm(PostNorm):
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
-        return self.residual(x, self.dropout(sublayer(self.norm(x, non_pad))))
+        return self.add(x, self.dropout(sublayer(self.norm(x, non_pad))))
 
 
 def final_norm(config: recipe.ModelConfig) -> nn.Module:
@@ -184,11 +184,11 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite = "encoder") -> None:
         super().__init__()
-        residual = NORM_ORDERS[config.norm_order]
+        norm_order = NORM_ORDERS[config.norm_order]
         self.attention = MultiHeadAttention(config, site)
-        self.attention_residual = residual(config)
-        self.feed_forward = ACTIVATIONS[config.activation](config)
-        self.feed_forward_residual = residual(config)
+        self.attention_residual = norm_order(config)
+        self.feed_forward = FEED_FORWARDS[config.activation](config)
+        self.feed_forward_residual = norm_order(config)
 
     def forward(
         self,
@@ -202,11 +202,7 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_sublayer(x, non_pad)
 
     def self_attention_sublayer(
-        self,
-        x: Float[Tensor, "B T d"],
-        mask: AttentionMask,
-        non_pad: NonPad,
-        cache: KVCache | None,
+        self, x: Float[Tensor, "B T d"], mask: AttentionMask, non_pad: NonPad, cache: KVCache | None
     ) -> Float[Tensor, "B T d"]:
         """Self-attention with its residual connection."""
 
@@ -229,7 +225,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """Masked self-attention, cross-attention, then the feed-forward network."""
+    """Masked self-attention, cross-attention to the encoder output, then the feed-forward network."""
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__(config, "decoder")

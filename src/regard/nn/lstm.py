@@ -90,11 +90,11 @@ class LSTMDecoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = NORM_ORDERS[config.norm_order]
+        norm_order = NORM_ORDERS[config.norm_order]
         self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
-        self.residual = residual(config)
+        self.residual = norm_order(config)
         self.cross_attention = MultiHeadAttention(config, "cross_attention")
-        self.cross_attention_residual = residual(config)
+        self.cross_attention_residual = norm_order(config)
 
     def forward(
         self,

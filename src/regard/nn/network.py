@@ -121,10 +121,8 @@ def _matching(
 ) -> dict[str, Tensor]:
     """The tensors of the network, after checking that the weights have the same names and shapes."""
     tensors = _named_tensors(network)
-    missing, unknown = (
-        sorted(tensors.keys() - weights.keys()),
-        sorted(weights.keys() - tensors.keys()),
-    )
+    missing = sorted(tensors.keys() - weights.keys())
+    unknown = sorted(weights.keys() - tensors.keys())
     shapes = [
         f"{name} has shape {list(weights[name].shape)}, expected {list(tensors[name].shape)}"
         for name in tensors.keys() & weights.keys()

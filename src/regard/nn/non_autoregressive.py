@@ -132,9 +132,8 @@ class UntilEOS(Length):
     ) -> Int[Tensor, "B positions"]:
         lengths = (labels != PAD).sum(1)
         # In training, a target that does not fit gets as many positions as it needs.
-        count = torch.maximum(_source_lengths(source != PAD) + self.extra, lengths).masked_fill(
-            lengths == 0, 0
-        )
+        count = torch.maximum(_source_lengths(source != PAD) + self.extra, lengths)
+        count = count.masked_fill(lengths == 0, 0)
         width = max(source.shape[1] - 1 + self.extra, labels.shape[1])
         tokens = F.pad(labels, (0, width - labels.shape[1]), value=PAD)
         inside = torch.arange(width, device=tokens.device) < count[:, None]
@@ -179,7 +178,8 @@ class NonAutoregressiveTransformer(Transformer):
         self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput
     ) -> Float[Tensor, "B T d"]:
         """The state at each position; unknown tokens of the target are MASK."""
-        return self.decoder.decode(target, self.decoder.start(encoder_output), causal=False)
+        states: Float[Tensor, "B T d"] = self.decoder(target, encoder_output, causal=False)
+        return states
 
     def start(self, encoder_output: EncoderOutput) -> NonAutoregressiveState:  # type: ignore[override]
         return NonAutoregressiveState(encoder_output, self.decoder.start(encoder_output))
@@ -199,15 +199,14 @@ class NonAutoregressiveTransformer(Transformer):
         device = state.encoder_output.states.device
         if length is not None:
             return torch.full((len(limits), 1), length, device=device)
-        return self.length.candidates(
-            state.encoder_output, torch.tensor(limits, device=device), count
-        )
+        limit = torch.tensor(limits, device=device)
+        return self.length.candidates(state.encoder_output, limit, count)
 
     def predict_masked(
         self, target: Int[Tensor, "R T"], masked: Bool[Tensor, "R T"], state: NonAutoregressiveState
     ) -> Float[Tensor, "masked V"]:
         """The logits at the masked positions, row by row."""
-        return self.project(self.decoder.decode(target, state.decoder, causal=False)[masked])
+        return self.project(self.decoder.decode_padded(target, state.decoder, causal=False)[masked])
 
     def step(self, tokens: Int[Tensor, "R"], state: NonAutoregressiveState) -> NoReturn:  # type: ignore[override]
         raise NotImplementedError("a non-autoregressive network has no steps: use predict_masked")

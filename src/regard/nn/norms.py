@@ -17,7 +17,7 @@ NORMS: Registry[Callable[[int], nn.Module]] = Registry("model.norm")
 
 @NORMS.register("layer", packed_batches=True, fast_inference=True, formats=FORMATS)
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / sqrt(biased variance + eps) * gain + bias, over the features of each position."""
+    """Layer norm: (x - mean) / sqrt(biased variance + eps) * gain + bias, over the features of each position."""
 
     def forward(self, x: Float[Tensor, "B T d"], non_pad: NonPad = None) -> Float[Tensor, "B T d"]:
         if torch.compiler.is_compiling() and x.is_cuda and torch.is_autocast_enabled("cuda"):

@@ -37,7 +37,7 @@ class RowSpan(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The texts of packed rows, which hold many texts end to end without padding between them.
+    """Sequence packing: where the texts of packed rows are, which hold many texts end to end without padding.
 
     At positions after the last text the spans are empty.
     """
@@ -158,10 +158,9 @@ class SinusoidalInTree(Sinusoidal):
         rows = max(end_position(x, start), 1 + int(tree.depth.max()))
         table = self.sinusoids(rows, x.device).to(x.dtype)
         position, depth = table[position_ids(x, start)], table[tree.depth]
-        total: Float[Tensor, "B T d"] = self.text_projection(position) + self.depth_projection(
-            depth
-        )
-        return x + total.tanh()
+        projected: Float[Tensor, "B T d"] = self.text_projection(position)
+        projected = projected + self.depth_projection(depth)
+        return x + projected.tanh()
 
 
 class Learned(NoPosition):
@@ -366,10 +365,7 @@ POSITIONS.register(
     formats=("html",),
 )(PositionSpec(attention=Rotary))
 POSITIONS.register(
-    "relative",
-    summary=first_line(Relative),
-    options=["model.max_distance"],
-    formats=("html",),
+    "relative", summary=first_line(Relative), options=["model.max_distance"], formats=("html",)
 )(PositionSpec(attention=Relative))
 POSITIONS.register("tree", summary=first_line(SinusoidalInTree), options=["model.max_distance"])(
     PositionSpec(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal")

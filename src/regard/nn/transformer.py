@@ -74,9 +74,9 @@ class Encoder(nn.Module):
             x = layer(x, mask, non_pad)
         return EncoderOutput(self.norm(x, non_pad), non_pad, packing)
 
-    def attentions(self) -> list[MultiHeadAttention]:
+    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         """The self-attention of each layer."""
-        return _attentions_named("attention", self.layers)
+        return {"encoder": _attentions_named("attention", self.layers)}
 
 
 # Decoder
@@ -142,31 +142,33 @@ class Decoder(nn.Module):
     def forward(
         self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
+        """The states at all positions, from the encoder output. causal: no token attends to later ones."""
+        state = self.start(encoder_output)
         if encoder_output.packing is not None:
             assert causal
-            return self.decode_packed(target, encoder_output, encoder_output.packing)
-        return self.decode(target, self.start(encoder_output), causal)
+            return self.decode_packed(target, state, encoder_output.packing)
+        return self.decode_padded(target, state, causal)
 
-    def decode(
+    def decode_padded(
         self, target: Int[Tensor, "R T"], state: DecoderState, causal: bool
     ) -> Float[Tensor, "R T d"]:
         """The states at all positions of each row. Rows of the same sentence are side by side."""
         non_pad = target != PAD
         # Targets are padded at the end, where the causal mask hides the padding from every token.
         mask = AttentionMask(causal=True) if causal else AttentionMask(non_pad)
-        return self.run_layers(self.position(self.embedding(target)), mask, state, non_pad)
+        return self._run_layers(self.position(self.embedding(target)), mask, state, non_pad)
 
     def decode_packed(
-        self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput, packing: Packing
+        self, target: Int[Tensor, "B T"], state: DecoderState, packing: Packing
     ) -> Float[Tensor, "B T d"]:
-        """Like ``decode``, for packed rows, which hold many sentences."""
+        """Like ``decode_padded``, for packed rows, which hold many sentences."""
         x = self.position(self.embedding(target), -packing.target.start)
         mask = AttentionMask(spans=causal_spans(packing.target))
         cross_spans = Spans(*packing.source_of_target, *packing.target_of_source)
-        state = replace(self.start(encoder_output), cross_mask=AttentionMask(spans=cross_spans))
-        return self.run_layers(x, mask, state, target != PAD)
+        state = replace(state, cross_mask=AttentionMask(spans=cross_spans))
+        return self._run_layers(x, mask, state, target != PAD)
 
-    def run_layers(
+    def _run_layers(
         self,
         x: Float[Tensor, "R T d"],
         mask: AttentionMask,
@@ -260,7 +262,8 @@ class EncoderDecoder(Network):
 
     @property
     def max_length(self) -> int | None:
-        modules = [*self.encoder.attentions(), *self.decoder.attentions()["cross_attention"]]
+        attentions = self.attentions()
+        modules = [*attentions["encoder"], *attentions["cross_attention"]]
         limits = [self.encoder.position.max_length]
         limits += [module.pattern.max_length for module in modules]
         return min((limit for limit in limits if limit is not None), default=None)
@@ -287,7 +290,7 @@ class EncoderDecoder(Network):
         return self.project(states), state
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        return {"encoder": self.encoder.attentions(), **self.decoder.attentions()}
+        return {**self.encoder.attentions(), **self.decoder.attentions()}
 
 
 class Transformer(EncoderDecoder):

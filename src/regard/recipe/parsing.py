@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.decoding.options_and_logits_processors import DecodingConfig
-from regard.errors import RegardError
+from regard.errors import RegardError, shorten
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import DERIVED_KEYS, ModelConfig, Recipe, TokenizerConfig
 from regard.recipe.validation import Section, as_written
@@ -439,7 +439,7 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     if details["type"] == "choice" and str(details["input"]) in renamed:
         return f"{start}{key}: {details['input']} was renamed to {renamed[str(details['input'])]}"
     message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = _shorten(PLAIN_MESSAGES.get(details["type"], message), 1000)
+    message = shorten(PLAIN_MESSAGES.get(details["type"], message), 1000)
     if details["type"] == "too_short":
         message = f"must have at least {details['ctx']['min_length']} value(s)"
     if details["type"] == "value_error":
@@ -472,8 +472,8 @@ def abbreviate(value: object) -> str:
     return _shorten(" ".join(text.split()))
 
 
-def _shorten(text: str, length: int = SHOWN_CHARACTERS) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _shorten(text: str) -> str:
+    return shorten(text, SHOWN_CHARACTERS)
 
 
 def _renamed(key: str, value: object) -> str:

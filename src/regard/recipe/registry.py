@@ -32,7 +32,7 @@ LOCATIONS = {
     "model.norm_order": "regard.nn.layers:NORM_ORDERS",
     "model.residual": "regard.nn.layers:RESIDUALS",
     "model.position": "regard.nn.positions:POSITIONS",
-    "model.activation": "regard.nn.layers:ACTIVATIONS",
+    "model.activation": "regard.nn.layers:FEED_FORWARDS",
     "model.attention.score": "regard.nn.attention:SCORES",
     "model.attention.weighting": "regard.nn.attention:WEIGHTINGS",
     "model.attention.encoder": "regard.nn.attention_patterns:PATTERNS",

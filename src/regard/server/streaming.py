@@ -13,7 +13,8 @@ from fastapi.responses import StreamingResponse
 
 from regard.data.sentence_splitter import split_text
 from regard.data.special_tokens import BOS
-from regard.decoding.beam_tree import BeamStep, BeamTree
+from regard.decoding.beam_tree import BeamTree
+from regard.decoding.search_state import BeamStep
 from regard.errors import RegardError
 from regard.server.dynamic_batching import Batcher, SearchOptions
 from regard.server.inspection_endpoints import inspected_model

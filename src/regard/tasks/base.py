@@ -189,10 +189,28 @@ class Task:
 
 TASKS: Registry[Task] = Registry("task")
 
+# What several tasks register: recipe keys that they support or ignore, and defaults
+
+DECODER_KEYS = (
+    "model.decoder_layers",
+    "model.attention.decoder",
+    "model.attention.cross_attention",
+)
+"""ignored by tasks whose network has no decoder"""
+
 LABEL_SUPPORTS = (
-    *("training.word_dropout", "training.subword_sampling", "training.rdrop", "training.simcut"),
+    "training.word_dropout",
+    "training.subword_sampling",
+    "training.rdrop",
+    "training.simcut",
 )
 """what tasks with labels support"""
+LABEL_IGNORES = (*DECODER_KEYS, "model.tie_output")
+LABEL_DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "tokenizer": {"shared": False},
+    "evaluation": {"metrics": ("accuracy", "f1")},
+}
+
 PAIR_SUPPORTS = (
     *LABEL_SUPPORTS,
     *("data.to", "data.tag", "data.bidirectional", "data.context", "data.clean.truncate"),
@@ -200,6 +218,23 @@ PAIR_SUPPORTS = (
     *("training.augment", "training.teacher", "training.batching: packed"),
 )
 """what tasks with texts as sources and targets support"""
+
+TEXT_IGNORES = (
+    "data.clean.max_ratio",
+    "data.clean.keep_duplicates",
+    "data.clean.truncate",
+    "data.languages",
+)
+"""options that have no effect on text without targets"""
+TEXT_DEFAULTS = {"best_checkpoint_metric": "loss", "validate_sentences": 0, "label_smoothing": 0.0}
+"""of the training section"""
+
+
+def decoding_keys() -> list[str]:
+    """The keys of the decoding section, which only translation reads."""
+    from regard.recipe import DecodingConfig
+
+    return [f"decoding.{name}" for name in DecodingConfig.model_fields]
 
 
 def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:

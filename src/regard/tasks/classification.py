@@ -22,16 +22,18 @@ from regard.nn.encoder_heads import EncoderForSequenceClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import CleaningConfig, Recipe
 from regard.tasks.base import (
+    LABEL_DEFAULTS,
+    LABEL_IGNORES,
     LABEL_SUPPORTS,
     TASKS,
     Model,
     PairEncoder,
     Task,
+    decoding_keys,
     encoder_batch,
     label_ids,
     label_names,
 )
-from regard.tasks.tagging import DECODING_OPTIONS, LABEL_DEFAULTS, LABEL_IGNORES
 
 
 class LabelEncoder(PairEncoder):
@@ -117,7 +119,7 @@ class Classifier(Model):
 TASKS.register(
     "classification",
     summary="one label for each text",
-    ignores=[*LABEL_IGNORES, *DECODING_OPTIONS, "data.clean.max_ratio"],
+    ignores=[*LABEL_IGNORES, *decoding_keys(), "data.clean.max_ratio"],
 )(
     Task(
         Classifier,

@@ -23,9 +23,16 @@ from regard.metrics import MetricResult
 from regard.metrics.accuracy_and_perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import CleaningConfig, override_decoding
-from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task, encode_texts
-from regard.tasks.masked_lm import TEXT_DEFAULTS, TEXT_IGNORES
-from regard.tasks.tagging import DECODING_OPTIONS
+from regard.tasks.base import (
+    TASKS,
+    TEXT_DEFAULTS,
+    TEXT_IGNORES,
+    PairEncoder,
+    SequenceGenerator,
+    Task,
+    decoding_keys,
+    encode_texts,
+)
 
 ANSWER_TOKENS = 20
 
@@ -170,7 +177,7 @@ class LanguageModel(SequenceGenerator):
 TASKS.register(
     "language_model",
     summary="predict the next token of a text",
-    ignores=[*DECODING_OPTIONS, *TEXT_IGNORES],
+    ignores=[*decoding_keys(), *TEXT_IGNORES],
 )(
     Task(
         LanguageModel,

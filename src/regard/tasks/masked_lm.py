@@ -27,8 +27,18 @@ from regard.nn.dropout import mask_tokens
 from regard.nn.encoder_heads import EncoderForMaskedLM
 from regard.nn.loss import MaskedLMLoss
 from regard.recipe import CleaningConfig, Recipe
-from regard.tasks.base import TASKS, Model, PairEncoder, Task, encode_texts, encoder_batch
-from regard.tasks.tagging import DECODING_OPTIONS, LABEL_IGNORES
+from regard.tasks.base import (
+    DECODER_KEYS,
+    TASKS,
+    TEXT_DEFAULTS,
+    TEXT_IGNORES,
+    Model,
+    PairEncoder,
+    Task,
+    decoding_keys,
+    encode_texts,
+    encoder_batch,
+)
 
 GAP = "[MASK]"
 
@@ -165,21 +175,10 @@ def _count(
     return counts.new_zeros(len(labels), 3).index_add(0, row, counts).double()
 
 
-TEXT_DEFAULTS = {"best_checkpoint_metric": "loss", "validate_sentences": 0, "label_smoothing": 0.0}
-TEXT_IGNORES = (
-    *("data.clean.max_ratio", "data.clean.keep_duplicates", "data.clean.truncate"),
-    "data.languages",
-)
-"""options that have no effect on text without targets"""
-
 TASKS.register(
     "masked_lm",
     summary="predict masked tokens (BERT)",
-    ignores=[
-        *(key for key in LABEL_IGNORES if key != "model.tie_output"),
-        *DECODING_OPTIONS,
-        *TEXT_IGNORES,
-    ],
+    ignores=[*DECODER_KEYS, *decoding_keys(), *TEXT_IGNORES],
 )(
     Task(
         MaskedLM,
@@ -187,10 +186,7 @@ TASKS.register(
         MaskedLMLoss,
         own_metrics=("accuracy", "perplexity"),
         architectures=("transformer",),
-        defaults={
-            "training": TEXT_DEFAULTS,
-            "evaluation": {"metrics": ("accuracy", "perplexity")},
-        },
+        defaults={"training": TEXT_DEFAULTS, "evaluation": {"metrics": ("accuracy", "perplexity")}},
         text_only=True,
         reasons=dict.fromkeys(
             ("training.rdrop", "training.simcut"),

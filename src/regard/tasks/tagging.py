@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -20,13 +20,16 @@ from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
-from regard.recipe import DecodingConfig, Recipe
+from regard.recipe import Recipe
 from regard.tasks.base import (
+    LABEL_DEFAULTS,
+    LABEL_IGNORES,
     LABEL_SUPPORTS,
     TASKS,
     Model,
     PairEncoder,
     Task,
+    decoding_keys,
     encoder_batch,
     label_ids,
     label_names,
@@ -112,22 +115,11 @@ class Tagger(Model):
         return results
 
 
-LABEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    "tokenizer": {"shared": False},
-    "evaluation": {"metrics": ("accuracy", "f1")},
-}
-LABEL_IGNORES = (
-    *("model.decoder_layers", "model.attention.decoder", "model.attention.cross_attention"),
-    "model.tie_output",
-)
-"""options of the decoder, which tagging and classification do not have"""
-DECODING_OPTIONS = tuple(f"decoding.{key}" for key in DecodingConfig.model_fields)
-
 TASKS.register(
     "tagging",
     summary="one tag for each word",
     # Every token has a label, so the length ratio is always 1.
-    ignores=[*LABEL_IGNORES, *DECODING_OPTIONS, "data.clean.max_ratio"],
+    ignores=[*LABEL_IGNORES, *decoding_keys(), "data.clean.max_ratio"],
 )(
     Task(
         Tagger,

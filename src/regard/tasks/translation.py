@@ -42,13 +42,7 @@ if TYPE_CHECKING:
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-    from regard.recipe import (
-        DecodingConfig,
-        DecodingOptions,
-        Device,
-        Precision,
-        TrainingConfig,
-    )
+    from regard.recipe import DecodingConfig, DecodingOptions, Device, Precision, TrainingConfig
     from regard.storage.run_dir import RunDir
 
 
@@ -359,21 +353,7 @@ class Translator(SequenceGenerator):
             raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
-        beam = None if options.get("length_beam") == 1 else options.get("length_beam")
-        if self.non_autoregressive:
-            section = self.recipe.model.non_autoregressive
-            ignored = (
-                find_registry("model.non_autoregressive.length").choices[section.length].ignores
-            )
-            if "decoding.length_beam" in ignored:
-                rule = f"model.non_autoregressive.length: {section.length}"
-                _refuse(f"no effect with {rule}", length_beam=beam)
-        if length is not None:
-            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
-            _refuse("no effect with a given length", length_beam=beam, **limits)
-        if constraints is None and not decoding.protect:
-            needed = "constraints (a glossary) or protect"
-            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
+        self._check_options(options, decoding, constraints, length)
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
@@ -448,10 +428,8 @@ class Translator(SequenceGenerator):
 
         ranked = mbr_rank([candidate.translation.text for candidate in candidates])[:nbest]
         return [
-            candidates[number]._replace(
-                translation=candidates[number].translation._replace(score=mean)
-            )
-            for number, mean in ranked
+            candidates[n]._replace(translation=candidates[n].translation._replace(score=mean))
+            for n, mean in ranked
         ]
 
     def _translation(self, hypothesis: Hypothesis, request: Request) -> Translation:
@@ -587,6 +565,30 @@ class Translator(SequenceGenerator):
         if not 1 <= nbest <= limit:
             raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {limit}")
 
+    def _check_options(
+        self,
+        options: DecodingOptions,
+        decoding: DecodingConfig,
+        constraints: object,
+        length: int | None,
+    ) -> None:
+        """Refuse options that have no effect because of the model or of the arguments of a call."""
+        length_beam = options.get("length_beam")
+        if length_beam == 1:  # what happens in these cases anyway
+            length_beam = None
+        if self.non_autoregressive:
+            rule = self.recipe.model.non_autoregressive.length
+            choice = find_registry("model.non_autoregressive.length").choices[rule]
+            if "decoding.length_beam" in choice.ignores:
+                reason = f"no effect with model.non_autoregressive.length: {rule}"
+                _refuse(reason, length_beam=length_beam)
+        if length is not None:
+            limits = {name: options.get(name) for name in ("extra_length", "max_length")}
+            _refuse("no effect with a given length", length_beam=length_beam, **limits)
+        if constraints is None and not decoding.protect:
+            needed = "constraints (a glossary) or protect"
+            _refuse(f"no effect without {needed}", constrained_beam=options.get("constrained_beam"))
+
     # Requests
 
     def encode(
@@ -697,7 +699,7 @@ class Translator(SequenceGenerator):
             )
         ]
         rows = [row for row, _ in attempts]
-        plain_requests = self.requests(
+        requests = self.requests(
             [substitution.text for _, substitution in attempts],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
@@ -708,7 +710,7 @@ class Translator(SequenceGenerator):
                 self._with_phrases(request, substitution.text, terms[row], decoding.protect),
                 substitution,
             )
-            for request, (row, substitution) in zip(plain_requests, attempts, strict=True)
+            for request, (row, substitution) in zip(requests, attempts, strict=True)
         ]
         nbest_hypotheses = self.engine.generate(constrained, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
@@ -734,9 +736,8 @@ class Translator(SequenceGenerator):
             phrase_of(word, self.tokenizer.target, times)
             for word, times in substitution.times.items()
         ]
-        return request._replace(
-            phrases=[*request.phrases, *(phrase for phrase in phrases if phrase)]
-        )
+        found = [phrase for phrase in phrases if phrase]
+        return request._replace(phrases=[*request.phrases, *found])
 
     def _substitutes(self, to: str | None) -> list[str]:
         """The words that can replace placeholders, computed once."""
@@ -745,9 +746,8 @@ class Translator(SequenceGenerator):
         if tuple(tags) not in words_by_tags:
             from regard.inference.placeholders import copied_words
 
-            words_by_tags[tuple(tags)] = copied_words(
-                self.network, self.tokenizer, tags, self.device
-            )
+            words = copied_words(self.network, self.tokenizer, tags, self.device)
+            words_by_tags[tuple(tags)] = words
         return words_by_tags[tuple(tags)]
 
     # Inspection

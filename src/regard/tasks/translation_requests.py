@@ -141,11 +141,9 @@ def phrase_of(
     allowed_spellings = tuple(
         spelling for spelling in spellings if excluded.isdisjoint(spelling.tokens)
     )
-    return (
-        Phrase(allowed_spellings, times, free)
-        if any(not spelling.boundary_before for spelling in allowed_spellings)
-        else None
-    )
+    if all(spelling.boundary_before for spelling in allowed_spellings):
+        return None
+    return Phrase(allowed_spellings, times, free)
 
 
 def phrases_of(

@@ -277,10 +277,10 @@ def summary_seconds(trainer: Trainer) -> float:
 
 def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
     """The best, the median and the worst translation, and those at the quartiles, by chrF of the sentence."""
-    from sacrebleu import sentence_chrf
+    from regard.metrics.sacrebleu import sentence_chrf
 
     values = [
-        sentence_chrf(translation, [pair.target]).score
+        sentence_chrf(translation, pair.target)
         for pair, translation in zip(pairs, translations, strict=True)
     ]
     order = sorted(range(len(pairs)), key=lambda index: -values[index])

@@ -59,6 +59,11 @@ def available_memory(
 # Micro-batches: the parts of a batch that does not fit into memory
 
 
+def few_rows(rows: int) -> int:
+    """How many of these rows are enough to estimate the memory of all: one in 16."""
+    return max(1, rows // 16)
+
+
 def split_rows(rows: RowIndices, micro_batches: int) -> list[RowIndices]:
     """The rows of a batch in up to this many parts of equal size."""
     return np.array_split(rows, min(micro_batches, len(rows)))
@@ -113,7 +118,7 @@ def estimate_micro_batches(
 
     parallel: how many micro-batches are computed at the same time.
     """
-    some = max(1, len(few.source) // 16)
+    some = few_rows(len(few.source))
     few = few.map(lambda tensor: tensor[:some])
     with count_saved_bytes() as saved:
         train_step.accumulate(few, 0.0, last=False)

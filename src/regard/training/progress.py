@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import RegardError
+from regard.errors import RegardError, shorten
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -33,9 +33,9 @@ WIDTH_FOR_BAR = 110
 """Smallest width of a terminal in which a bar is shown beside the text."""
 
 
-def shorten_text(text: str, width: int = SAMPLE_WIDTH) -> str:
-    """A text cut to a width, with an ellipsis."""
-    return text if len(text) <= width else text[: width - 1] + "…"
+def shorten_text(text: str) -> str:
+    """A text as it is shown in a sample translation."""
+    return shorten(text, SAMPLE_WIDTH)
 
 
 class ProgressLine:

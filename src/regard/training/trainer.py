@@ -62,6 +62,7 @@ from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.out_of_memory import (
     estimate_micro_batches,
+    few_rows,
     fits_in_memory,
     is_out_of_memory,
     largest_batch,
@@ -379,7 +380,7 @@ class Trainer:
 
         if parts_of(rows):  # a process may have no row of the batch
             if self.group.device.type == "cpu":
-                some = rows[: max(1, len(rows) // 16)] if loader.packs_on_cpu else rows
+                some = rows[: few_rows(len(rows))] if loader.packs_on_cpu else rows
                 state.micro_batches = estimate_micro_batches(
                     self.train_step,
                     parts_of(some)[0],

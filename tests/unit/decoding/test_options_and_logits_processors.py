@@ -51,6 +51,20 @@ def test_options_turn_on_their_processors() -> None:
     assert decoding.logits_processors == [RepetitionPenalty, TopP]
 
 
+def test_sampling_excludes_the_options_that_need_a_search() -> None:
+    needs_search = {"coverage_penalty": 0.2, "beam_groups": 5, "protect": ("numbers",)}
+    for option, value in needs_search.items():
+        assert DecodingConfig.model_validate({option: value}).beam == 5
+        for cause, reason in (("temperature", "turns on sampling"), ("mbr", "draws samples")):
+            with pytest.raises(ValueError, match=f"{cause} {reason}, .* combined with {option} "):
+                DecodingConfig.model_validate({option: value, cause: 1})
+    two = {"coverage_penalty": 0.2, "beam_groups": 5, "temperature": 1.0}
+    with pytest.raises(ValueError, match="combined with coverage_penalty and beam_groups"):
+        DecodingConfig.model_validate(two)
+    # The other options of search are ignored.
+    assert DecodingConfig(temperature=1.0, beam=4, length_penalty=1.0).is_sampling
+
+
 def test_at_most_one_processor_may_select() -> None:
     anywhere = torch.ones(4, dtype=torch.bool)
     constraints = Constraints([[]], WordBoundaries(anywhere, anywhere), EOS)

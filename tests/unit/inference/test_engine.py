@@ -88,7 +88,7 @@ def test_native_code_is_used_for_what_it_supports(
     native_model.translate(texts[:1], beam=1000, max_length=1)
     engine.generate([Request([7], limit=100)], native_model.recipe.decoding)
     huge = native_model.recipe.decoding.model_copy(update={"beam": 1000})
-    assert engine._decoding_path(Request([7], limit=100), huge, native=True) == "plain"
+    assert engine._decoding_path(Request([7], limit=100), huge, native=True) == "network"
     assert calls == ["_in_native_code"] * 2
 
 

@@ -18,7 +18,7 @@ from regard.decoding.greedy_and_sampling import greedy
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.errors import RegardError
-from regard.inference.native_decoder import NativeDecoder, NativeRequest
+from regard.inference.native_decoder import LENGTH_RULES, NativeDecoder, NativeRequest
 from regard.inference.native_library import INSTRUCTION_SETS, native_library
 from regard.inference.native_packing import native_weights, unsupported_network
 from regard.inference.packed_transformer import PackedTransformer
@@ -355,6 +355,16 @@ def test_options_that_the_search_does_not_know_are_not_supported() -> None:
     ]
     for options in unknown:
         assert not decoder.supports(DecodingConfig(**options))
+
+
+@needs_library
+def test_it_supports_the_length_normalizations_it_knows() -> None:
+    _, decoder = native(network())
+    for rule in LENGTH_RULES:
+        assert decoder.supports(DecodingConfig(length_normalization=rule))
+    # Anyone can register another one, see LENGTH_NORMALIZATIONS.
+    new = DecodingConfig().model_copy(update={"length_normalization": "new"})
+    assert not decoder.supports(new)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -158,9 +158,9 @@ def test_lower_precision_is_close_and_smaller(precision: Precision, tolerance: f
 def test_a_residual_has_the_wider_type_and_is_added_in_place_if_the_types_are_equal() -> None:
     x = torch.full((2, 3), 1.001)
     same, narrow = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16)
-    assert add_residual(narrow, x).dtype == torch.float32
-    torch.testing.assert_close(add_residual(narrow, x), x + 1)
-    assert add_residual(same, x) is same
+    assert add_residual(x, narrow).dtype == torch.float32
+    torch.testing.assert_close(add_residual(x, narrow), x + 1)
+    assert add_residual(x, same) is same
     torch.testing.assert_close(same, x + 1)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from regard.nn.attention import AttentionMask
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import (
-    ACTIVATIONS,
+    FEED_FORWARDS,
     EncoderLayer,
     FeedForward,
     PostNorm,
@@ -109,7 +109,7 @@ def numpy_of(module: nn.Module) -> dict[str, Array]:
 def test_feed_forward_equals_its_formula_with_each_activation(
     small_recipe: SmallRecipe, name: str
 ) -> None:
-    network = ACTIVATIONS[name](small_recipe(model={"activation": name}).model).double()
+    network = FEED_FORWARDS[name](small_recipe(model={"activation": name}).model).double()
     randomize(network)
     x = torch.randn(3, 5, 16, dtype=torch.float64)
     w = numpy_of(network)
@@ -119,9 +119,9 @@ def test_feed_forward_equals_its_formula_with_each_activation(
 
 
 def test_swiglu_equals_its_formula_and_has_as_many_weights(small_recipe: SmallRecipe) -> None:
-    assert ACTIVATIONS.keys() == {*FORMULAS, "swiglu"}
+    assert FEED_FORWARDS.keys() == {*FORMULAS, "swiglu"}
     section = small_recipe(model={"d_ff": 48, "activation": "swiglu"}).model
-    network = ACTIVATIONS["swiglu"](section).double()
+    network = FEED_FORWARDS["swiglu"](section).double()
     assert isinstance(network, SwiGLU)
     randomize(network)
     x = torch.randn(3, 5, 16, dtype=torch.float64)

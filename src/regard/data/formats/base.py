@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.pairs import Pair
 from regard.data.text_files import BadLine, DataFile, RemoteFile, decoded_lines, uncompressed_name
-from regard.errors import RegardError
+from regard.errors import RegardError, shorten
 from regard.recipe import Registry
 
 OnBadLine = Literal["error", "skip"]
@@ -148,7 +148,7 @@ def format_name(input_format: InputFormat) -> str:
 def abbreviate(value: object) -> str:
     """A value as it is shown in an error message, at most 60 characters long."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return shorten(text, 60)
 
 
 def one_line(text: str) -> str:
