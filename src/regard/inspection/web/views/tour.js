@@ -448,7 +448,7 @@ async function occlusionStep(context, otherText) {
   if (pronoun === null) return wordsNotFound();
   const both = compared ? ["The model wrote ", tokenInProse(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
     ". If the sentence ends in ", h("i", {}, endingOf(otherText)), ", it writes ", tokenInProse(compared.other.outputs[compared.there]),
-    ", and only that and the last adjective change. "]
+    ", and only the pronoun and the last adjective change. "]
     : ["The token that attends most to ", h("i", {}, "it"), " is ", tokenInProse(trace.outputs[pronoun]), ". "];
   return { text: [...both, ...occlusionText(trace, pronoun)], set: { output: String(pronoun), colour: "occlusion" } };
 }
@@ -568,7 +568,7 @@ function weightsOf(weights, head, rows, words) {
 async function patchingStep(context) {
   const found = await lensesOf(context).patch(WIDE);
   if (!found) {
-    return { text: ["Which place inside the network makes the difference? ", h("code", {}, "regard serve RUN"),
+    return { text: ["Which activation inside the network makes the difference? ", h("code", {}, "regard serve RUN"),
       " can tell, with activation patching."], set: {} };
   }
   const effects = { encoder: unpack(found.effects.encoder), decoder: unpack(found.effects.decoder) };
