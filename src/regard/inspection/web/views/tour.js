@@ -47,12 +47,12 @@ const pronounShown = () => !pronounUnclear;
 /** @type {Step[]} */
 const STEPS = [
   { title: "A sentence is translated", view: "translate", content: translationStep },
-  { title: "Looking while writing", view: "translate", content: crossAttentionStep },
+  { title: "Attention to the source", view: "translate", content: crossAttentionStep },
   { title: "Heads have patterns", view: "heads", content: headPatternStep },
   { title: "No looking ahead", view: "heads", applies: autoregressive, content: causalMaskStep },
   { title: "Tokens are revised", view: "iterations", applies: (trace) => trace.nonAutoregressive, content: iterationsStep },
   { title: "Several hypotheses at once", view: "beam", applies: (trace) => trace.options.beam > 1, content: beamStep },
-  { title: "One weight by hand", view: "weight", content: weightStep },
+  { title: "One weight, step by step", view: "weight", content: weightStep },
   { title: "Does a head matter?", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
   { title: "Why this word?", view: "lenses", applies: (trace) => trace.hasLenses, content: attributionStep },
