@@ -24,7 +24,7 @@ from regard.recipe.schema import Section
 FILE = Path(__file__).parent / "choices.md"
 HEAD = """# Choices
 
-Every name that a recipe can select. Write it into a recipe, or set it on the command line:
+This page lists every name that a recipe can select. Write the name in a recipe, or set it on the command line:
 
     regard train multi30k --set model.position=rotary
 
@@ -32,9 +32,9 @@ This page is generated from the code by `python docs/make_choices.py`. [Componen
 measurements. The columns:
 
 - **reads**: recipe keys that have an effect only with this choice. Without it, they are refused.
-- **packed training**: works with `training.batching: packed`. Otherwise batches are padded.
-- **packed inference**: works with packed weights, which int8 needs. Otherwise the plain network is used.
-- **export**: the formats that can represent it.
+- **packed training**: works with `training.batching: packed`. Without it, batches are padded.
+- **packed inference**: works with packed weights, which int8 needs. Without it, the plain network is used.
+- **export**: the export formats that can represent it.
 """
 
 
@@ -62,8 +62,8 @@ def _section(keys: Sequence[str]) -> str:
     columns["what it is"] = [one.summary for one in choices]
     optional = {
         "reads": [_code(one.options) for one in choices],
-        "packed batches": [_yes(one.packed_batches) for one in choices],
-        "fast inference": [_yes(one.fast_inference) for one in choices],
+        "packed training": [_yes(one.packed_batches) for one in choices],
+        "packed inference": [_yes(one.fast_inference) for one in choices],
         "export": [", ".join(one.formats) for one in choices],
     }
     columns |= {heading: cells for heading, cells in optional.items() if any(cells)}
@@ -143,8 +143,13 @@ def _output_formats() -> str:
         "file names end in": [_code(one.value.suffixes) for one in choices],
         "what it is": [one.summary for one in choices],
     }
-    text = "What `regard data clean` and `regard data convert` write; two names are two parallel text files."
-    return "\n".join(["## Output formats", "", text, "", *_table(columns)]) + "\n"
+    text = (
+        "`regard data clean` and `regard data convert` write these formats. With two file names, they write two "
+        "parallel text files."
+    )
+    return (
+        "\n".join(["## Output formats", "", *textwrap.wrap(text, 120), "", *_table(columns)]) + "\n"
+    )
 
 
 def _quality_rules() -> str:
@@ -152,7 +157,7 @@ def _quality_rules() -> str:
     columns = {
         "rule": [f"`{one.name}`" for one in choices],
         "what it finds": [one.summary for one in choices],
-        "thresholds": ["<br>".join(_thresholds(one.name)) for one in choices],
+        "thresholds": [", ".join(_thresholds(one.name)) for one in choices],
         "dropped": [_yes(one.value.rejects) for one in choices],
     }
     text = (

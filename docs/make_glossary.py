@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 ENTRIES = [
     Entry("activation", "nn/layers.py", "FEED_FORWARDS", "The non-linear function of the feed-forward network."),
-    Entry("activation patching", "inspection/patching.py", "patch", "Run a model on one sentence with the vector of another sentence at one place, to find where a difference is carried."),
+    Entry("activation patching", "inspection/patching.py", "patch", "Run a model on one sentence with one activation from another sentence, to find which activation makes the difference."),
     Entry("additive attention", "nn/attention.py", "Additive"),
     Entry("alignment", "inspection/alignment.py"),
     Entry("attribution", "inspection/attribution.py", "Attribution"),
@@ -54,7 +54,7 @@ ENTRIES = [
     Entry("DecoderLens", "inspection/logit_lens.py", "decoder_lens"),
     Entry("fuzzy match", "documents/translation_memory.py", "Match"),
     Entry("head ablation", "inspection/head_ablation.py", "ablate_heads"),
-    Entry("integrated gradients", "inspection/attribution.py", "Method", "Attribution by the gradient averaged on the way from a neutral sentence to this one."),
+    Entry("integrated gradients", "inspection/attribution.py", "Method", "Attribution by gradients, averaged along the path from a neutral sentence to this one."),
     Entry("logit lens", "inspection/logit_lens.py", "logit_lens"),
     Entry("residual stream", "inspection/teacher_forcing.py", "residual_streams", "The vectors that pass from layer to layer; every sub-layer adds to them."),
     Entry("translation memory", "documents/translation_memory.py"),
@@ -200,7 +200,7 @@ ENTRIES = [
     Entry("tokenizer", "data/tokenizer.py"),
     Entry("top-k, top-p", "decoding/options_and_logits_processors.py", "DecodingConfig.top_p", "Sampling from the k most probable tokens, or from the most probable ones that together have probability p."),
     Entry("trace", "inspection/trace.py"),
-    Entry("training history", "inspection/training_history.py"),
+    Entry("training history", "inspection/training_history.py", "", "The log and the checkpoints of a run, with its positions, learning rates and labels, as values for the page to draw."),
     Entry("training step", "training/train_step.py"),
     Entry("Transformer", "nn/transformer.py"),
     Entry("vocabulary", "data/tokenizer.py", "Vocabulary", "The tokens of one side, or of both sides if they share it, with their ids."),

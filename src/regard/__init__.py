@@ -208,7 +208,7 @@ def train(
     if isinstance(recipe, Recipe):
         if out is None or changes or init_from is not None:
             raise RegardError(
-                "train: a Recipe object needs out=…, and takes no changes and no init_from; they are in the recipe"
+                "train: a Recipe object needs out=…; put changes and init_from in the recipe, not in the call"
             )
         folder = Path(out)
     else:

@@ -321,7 +321,7 @@ def test_copies_of_different_data_are_refused(
         pool, 2, partial(train_on_machine, folder=tmp_path, local_rank="0", steps=9)
     )
     assert [one.returncode for one in done] == [2, 2], done
-    assert "regard: run: contains a run on other data on " in done[0].stderr
+    assert "regard: run: the copies on " in done[0].stderr
     assert before == [
         (tmp_path / f"machine-{rank}" / "run/card.json").read_text() for rank in range(2)
     ]

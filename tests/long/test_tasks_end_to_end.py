@@ -342,4 +342,4 @@ def test_models_are_compared_only_by_paired_metrics(learned: dict[str, Learned])
     assert compared.stdout.count("p = 1.0000: no significant difference") == 2
     refused = inside("evaluate", "run", "--against", "run", cwd=learned["continue"].folder)
     assert refused.returncode == 2
-    assert "perplexity: models cannot be compared by this metric" in refused.stderr
+    assert "perplexity: models cannot be compared on this metric" in refused.stderr

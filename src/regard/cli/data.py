@@ -64,16 +64,16 @@ Valid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Validation data to compare with: a file of pairs, or two parallel text files: repeat the option "
-        "(default: none).",
+        help="Validation data to compare with: a file of pairs, or two parallel text files (repeat the "
+        "option) (default: none).",
     ),
 ]
 Test = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Test data to compare with: a file of pairs, or two parallel text files: repeat the option "
-        "(default: none).",
+        help="Test data to compare with: a file of pairs, or two parallel text files (repeat the "
+        "option) (default: none).",
     ),
 ]
 

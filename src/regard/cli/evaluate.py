@@ -322,8 +322,8 @@ def look(
         bool,
         typer.Option(
             "--heads",
-            help="Also show the contribution of each attention head: the scores on a sample of the validation data "
-            "when the head is removed. TEXT is then optional.",
+            help="Also show the contribution of each attention head: the change of the scores on a sample of the "
+            "validation data if the head is ablated. TEXT is then optional.",
         ),
     ] = False,
     pairs: Annotated[

@@ -49,7 +49,7 @@ def run(
         typer.Option(
             metavar="KEY=VALUE,VALUE",
             help="A key of the recipe and its values, for example model.norm_order=post,pre; repeatable (default: "
-            "none, but at least one is needed). Keys that change together are joined by +: "
+            "none; at least one is required). Keys that change together are joined by +: "
             "training.optimizer+training.learning_rate=adam+0.003,sgd+1.0.",
         ),
     ] = None,

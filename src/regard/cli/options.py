@@ -164,8 +164,8 @@ TargetLanguage = Annotated[
     typer.Option(
         "--to",
         metavar="LANGUAGE",
-        help="Target language of a multilingual model, for example de (default: its only one; it is needed if there "
-        "are several).",
+        help="Target language of a multilingual model, for example de (default: its only target language; "
+        "required if there are several).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]

@@ -62,7 +62,7 @@ def serve(
         typer.Option(
             metavar="N",
             min=0,
-            help="Maximum number of POST requests per client and minute; 0 means no limit. A client is identified by "
+            help="Maximum number of POST requests per client per minute; 0 means no limit. A client is identified by "
             "the API key in its Authorization header, otherwise by its address.",
         ),
     ] = 0,
@@ -70,7 +70,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File to which one JSON object per request is appended, without texts; - means standard output "
+            help="Append one JSON object per request, without texts, to this file; - means standard output "
             "(default: no log).",
         ),
     ] = None,

@@ -123,7 +123,7 @@ def notes(content: Content) -> list[str]:
     if summary["deviation"] is not None and summary["detectable"] is not None:
         lines.append(
             f"The standard deviation between seeds is {summary['deviation']:.2f} {metric}, so two variants must differ "
-            f"by about {summary['detectable']:.1f} {metric} to be told apart."
+            f"by about {summary['detectable']:.1f} {metric} to be significantly different."
         )
     tests = sum(variant["difference"] is not None for variant in summary["variants"])
     if tests > 5:

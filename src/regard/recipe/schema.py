@@ -68,7 +68,7 @@ class DataFiles(Section):
     target: Files | None = None
     """the translations: as many files and lines as ``source``"""
     pairs: Files | None = None
-    """instead of source and target: file(s) with both sides: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives; or
+    """instead of source and target, file(s) with both sides: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives; or
     a folder or a pattern such as ``memories/*.tmx``"""
     conllu: Files | None = None
     """CoNLL-U file(s) for task tagging: the words of each sentence and their universal part-of-speech tags"""
@@ -82,16 +82,17 @@ class DataFiles(Section):
     """another token to prepend to every source, for all files or for each: <bt> for ``bt``, none for null"""
 
     weights: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=2)] | None = None
-    """train: how often to sample from each file, for example [3, 1]; an epoch has as many pairs as all files have"""
+    """train: relative weight of each file in sampling, for example [3, 1]; an epoch has as many pairs as all files
+    together"""
     temperature: Annotated[float, Field(ge=1)] | None = None
     """train: sample from each file in proportion to its number of pairs to the power of 1/temperature, so that small
-    files are seen more often; 5 is usual for many languages, 1 is in proportion to their size"""
+    files are seen more often; 5 is usual for many languages, 1 samples in proportion to size"""
 
     columns: tuple[str, str] | None = None
     """pairs: names or numbers (from 1) of the columns of source and target, or their keys or languages, such as
     [en, de]; found from headers, keys and language codes by default"""
     on_bad_line: Literal["error", "skip"] = "error"
-    """what to do with a line that cannot be read: error, or skip, which counts them and reports the number"""
+    """what to do with a line that cannot be read: error stops; skip skips it and reports the count"""
 
     @property
     def tags(self) -> list[tuple[str, ...]]:
@@ -540,9 +541,9 @@ class TrainingConfig(Section):
     the difference between the two outputs"""
     teacher: Files | None = None
     """token-level distillation: run folder of a teacher, or several as an ensemble, whose probabilities of every token
-    are learned besides the labels; the tokenizer is taken from it"""
+    are learned in addition to the labels; its tokenizer is used"""
     teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """teacher: weight of its probabilities; the labels have the rest"""
+    """teacher: weight of its probabilities; the labels have the remaining weight"""
     simcut: Annotated[float, Field(ge=0)] = 0.0
     """weight of SimCut: each batch passes through the network twice, the second time with 5% of the token embeddings
     set to zero, and a loss term penalizes the difference between the two outputs; not together with rdrop"""

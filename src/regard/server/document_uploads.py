@@ -153,7 +153,7 @@ def _suffix(name: str) -> str:
     if not suffixes:
         raise RequestRefused(
             400,
-            f"file: unknown format; its name must end in one of {', '.join(SUFFIXES)}, to know its format",
+            f"file: unknown format; the file name must end in one of {', '.join(SUFFIXES)}",
         )
     return max(suffixes, key=len)
 

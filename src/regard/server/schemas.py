@@ -305,7 +305,7 @@ class TranslateResponse(BaseModel):
 
 
 class DetailedSentence(BaseModel):
-    """A sentence and its translation, as ``regard translate --json`` has it."""
+    """A sentence and its translation, as ``regard translate --json`` prints it."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -319,7 +319,7 @@ class DetailedSentence(BaseModel):
     token_log_probabilities: list[float]
     """of each token, then of the end of the sentence"""
     finished: bool
-    """false if the translation was cut off at its largest length"""
+    """false if the translation was cut off at its maximum length"""
     alignment: list[tuple[int, int]] | None = None
     """numbers of words, source and target; words are separated by spaces"""
 
@@ -356,7 +356,7 @@ class ModelInfo(BaseModel):
     pairs: list[tuple[str, str]]
     """source and target languages"""
     loaded: bool
-    """whether it is in memory of the process that answered"""
+    """whether it is in the memory of the process that answered"""
     parameters: int | None
     scores: list[str]
     """on the test set, such as ``BLEU 42.7``"""

@@ -446,7 +446,7 @@ class Model(ABC):
         evaluation = self.recipe.evaluation
         if unsupported := MODEL_METRICS & {*evaluation.metrics}:
             raise RegardError(
-                f"{', '.join(sorted(unsupported))}: models cannot be compared by this metric"
+                f"{', '.join(sorted(unsupported))}: models cannot be compared on this metric"
             )
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         ours = outputs if outputs is not None else self.predict_pairs(pairs)

@@ -476,8 +476,8 @@ def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
 
 
 PADDED_NOTE = (
-    "Padded batches, also of sharded models, are estimated for texts of equal length; on an H200, texts of different "
-    "lengths took three times as long."
+    "The estimates for padded batches, also of sharded models, assume texts of equal length; on an H200, texts of "
+    "different lengths took three times as long."
 )
 
 
@@ -521,7 +521,8 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
     measured = "a step on one core of this machine" if cpu else "measurements on one H200"
     return [
         *lines,
-        f"Estimated from {measured}; without validation and test.",
+        f"Estimated from {measured}; validation and test are not included.",
         *[PADDED_NOTE] * padded,
-        "Preparing is estimated for one process. It uses all cores; regard data prepare does it without GPUs.",
+        "The time to prepare the data is estimated for one process. Preparing uses all cores; regard data prepare "
+        "does it without GPUs.",
     ]

@@ -168,7 +168,7 @@ class ProcessGroup:
                 if time.monotonic() > deadline:
                     raise RegardError(
                         f"{path}: process {self.rank} on {host} does not see this file as process 0 on {main_host} "
-                        "has written it. All processes need the same run folder: choose an --out on a file system "
+                        "wrote it. All processes need the same run folder: choose an --out on a file system "
                         "that the machines share, such as NFS, and give its absolute path on each of them"
                     )
                 time.sleep(0.1)

@@ -227,7 +227,7 @@ def keep_to_time(
             else "faster than planned; extended"
         )
         trainer.announced_steps = steps
-        reporter.message(f"Training is {change} to {steps:,} steps to end in time")
+        reporter.message(f"Training is {change} to {steps:,} steps to end on time")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ class RunMirror:
         for one in holders:
             if one.data != newest.data:
                 raise RegardError(
-                    f"{self.run}: contains a run on other data on {one.host} than on {newest.host}; remove one of them"
+                    f"{self.run}: the copies on {one.host} and {newest.host} were trained on different data; "
+                    "remove one of them"
                 )
         self._send(newest.rank)
 

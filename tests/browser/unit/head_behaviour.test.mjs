@@ -21,7 +21,7 @@ test("the behaviour with the largest share is found", () => {
   assert.equal(nameOf("encoder", [3, 3, 3, 3]), "the end of the sentence");
   assert.equal(nameOf("encoder", [2, 2, 2, 2]), "punctuation");
   assert.equal(nameOf("decoder", [0, 0, 0, 0]), "the first token");
-  assert.equal(nameOf("cross_attention", [0, 3]), "the source token at the same place");
+  assert.equal(nameOf("cross_attention", [0, 3]), "the source token at the same position");
 });
 
 test("its share is a mean over the queries that can have it", () => {

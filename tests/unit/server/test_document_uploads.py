@@ -112,7 +112,7 @@ def test_inline_tags_pass_a_pivot(finished_run: Path, small_recipe: Callable[...
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.exe", b"x", "its name must end in one of"),
+        ("a.exe", b"x", "the file name must end in one of"),
         ("a.docx", b"x", "file: "),
         ("a.xlf", b'<!DOCTYPE x [<!ENTITY a "b">]><xliff>&a;</xliff>', "entit"),
     ],

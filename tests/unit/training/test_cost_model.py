@@ -268,7 +268,7 @@ def test_the_plan_says_how_much_of_the_time_is_preparing() -> None:
     preparing = [line for line in lines if line.startswith("  of which preparing")]
     assert preparing[0].count("3 min") == 2
     assert preparing[1].count("3 h 20 min") == 2
-    assert lines[-1].startswith("Preparing is estimated for one process.")
+    assert lines[-1].startswith("The time to prepare the data is estimated for one process.")
 
 
 def test_another_architecture_is_refused() -> None:

@@ -231,7 +231,7 @@ def test_a_file_that_appears_late_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     Second(1, 2, CPU).check_shared_file(path)
     monkeypatch.setattr(distributed, "SHARED_FOLDER_SECONDS", 0.0)
     path.write_bytes(b"other")
-    with pytest.raises(RegardError, match=r"process 1 on .* as process 0 on first has written it"):
+    with pytest.raises(RegardError, match=r"process 1 on .* as process 0 on first wrote it"):
         Second(1, 2, CPU).check_shared_file(path)
 
 

@@ -52,7 +52,7 @@ function patternsOf(site, keys, queries) {
   ];
   if (site === "cross_attention") {
     const slope = (keys.length - 1) / Math.max(1, queries - 1);
-    return [...anywhere, { name: "the source token at the same place", keysOf: (query) => [Math.round(query * slope)] }];
+    return [...anywhere, { name: "the source token at the same position", keysOf: (query) => [Math.round(query * slope)] }];
   }
   const before = { name: "the token before it", keysOf: (/** @type {number} */ query) => [query - 1] };
   const itself = { name: "itself", keysOf: (/** @type {number} */ query) => [query] };

@@ -314,12 +314,12 @@ function describe(context, flow, stage, at) {
 const EXPLANATIONS = {
   embedding: ({ position, d_model }) => `Each token is replaced by a learned vector of ${d_model} numbers. `
     + (position === "sinusoidal" || position === "learned" ? "A vector for its position is added, because attention does not see the order."
-      : position === "none" ? "No positions are added." : `The order comes in later: ${position} positions act inside self-attention.`),
+      : position === "none" ? "No positions are added." : `Word order enters later: ${position} positions act inside self-attention.`),
   attention: ({ heads, pre_norm }, { stack }) => `Each token looks at ${stack === "encoder" ? "all tokens of the sentence" : "itself and the tokens before it"} `
-    + `with ${heads} head${heads > 1 ? "s" : ""}, and collects what they offer. ${residual(pre_norm)}`,
-  cross_attention: ({ heads, pre_norm }) => `Each token of the translation looks at the source, as the encoder has understood it, with ${heads} `
+    + `with ${heads} head${heads > 1 ? "s" : ""}, and combines their values. ${residual(pre_norm)}`,
+  cross_attention: ({ heads, pre_norm }) => `Each token of the translation looks at the output of the encoder for the source, with ${heads} `
     + `head${heads > 1 ? "s" : ""}. This is the only way from the source to the translation. ${residual(pre_norm)}`,
-  feed_forward: ({ d_ff, activation, pre_norm }) => `Each token by itself passes ${d_ff} neurons (${activation}) and comes back. ${residual(pre_norm)}`,
+  feed_forward: ({ d_ff, activation, pre_norm }) => `Each token passes separately through ${d_ff} neurons (${activation}) and back to the width of the model. ${residual(pre_norm)}`,
   output: () => "The last vector is compared with the vector of every token of the vocabulary. Softmax turns the scores into probabilities.",
 };
 
@@ -369,7 +369,7 @@ function attentionPart({ trace }, flow, stage, at) {
     const columns = trace.columns[site];
     const weights = columns.map((token, key) => ({ token, weight: average[at * array.keys + key] }));
     weights.sort((a, b) => b.weight - a.weight);
-    element.replaceChildren(h("p", { class: "quiet" }, "Looks most at (average of the heads):"),
+    element.replaceChildren(h("p", { class: "quiet" }, "Attends most to (average of the heads):"),
       h("ol", { class: "shares" }, weights.slice(0, 4).map(({ token, weight }) => h("li", { class: "share" }, tokenBar(token, weight, percent(weight))))));
   };
   const loading = array.load(stage.layer);
@@ -417,7 +417,7 @@ function vectorOf({ signal }, flow, stage, at, token) {
   const table = tableToggle("Values of the vector", () => ({
     head: ["dimension", "value"], rows: Array.from(vector, (value, i) => [i + 1, signed(value)]),
   }));
-  return h("div", { class: "facts" }, h("p", { class: "quiet" }, "Afterwards, the vector of ", tokenLabel(token), " is: "
+  return h("div", { class: "facts" }, h("p", { class: "quiet" }, "After this part, the vector of ", tokenLabel(token), " is: "
     + `${Array.from(vector.subarray(0, FIRST_VALUES), (value) => value.toFixed(2).replace("-", "−")).join(", ")}, …`),
   canvas, table.element);
 }
@@ -444,7 +444,7 @@ function links({ state }, flow, stage, at) {
       ["All heads: Heads", { view: "heads", ...place }],
       ["How a weight is computed: One weight", { view: "weight", ...place, query: String(at) }], ["Mute heads: Intervene", { view: "intervene" }],
     ],
-    feed_forward: [["What would be said after this layer? Lenses", { view: "lenses" }], ["How was it learned? Training", { view: "training" }]],
+    feed_forward: [["What would the model predict after this layer? Lenses", { view: "lenses" }], ["How was it learned? Training", { view: "training" }]],
     output: [
       ["The search for the best translation: Beam", { view: "beam" }], ["Force another word: Intervene", { view: "intervene" }],
       ["Why this word? Lenses", { view: "lenses", output: String(at) }], ["A tour of the model", { view: "tour" }],

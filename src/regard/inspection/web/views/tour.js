@@ -47,12 +47,12 @@ const pronounShown = () => !pronounUnclear;
 /** @type {Step[]} */
 const STEPS = [
   { title: "A sentence is translated", view: "translate", content: translationStep },
-  { title: "Looking while writing", view: "translate", content: crossAttentionStep },
+  { title: "Attention to the source", view: "translate", content: crossAttentionStep },
   { title: "Heads have patterns", view: "heads", content: headPatternStep },
   { title: "No looking ahead", view: "heads", applies: autoregressive, content: causalMaskStep },
   { title: "Tokens are revised", view: "iterations", applies: (trace) => trace.nonAutoregressive, content: iterationsStep },
   { title: "Several hypotheses at once", view: "beam", applies: (trace) => trace.options.beam > 1, content: beamStep },
-  { title: "One weight by hand", view: "weight", content: weightStep },
+  { title: "One weight, step by step", view: "weight", content: weightStep },
   { title: "Does a head matter?", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
   { title: "Why this word?", view: "lenses", applies: (trace) => trace.hasLenses, content: attributionStep },
@@ -448,7 +448,7 @@ async function occlusionStep(context, otherText) {
   if (pronoun === null) return wordsNotFound();
   const both = compared ? ["The model wrote ", tokenInProse(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
     ". If the sentence ends in ", h("i", {}, endingOf(otherText)), ", it writes ", tokenInProse(compared.other.outputs[compared.there]),
-    ", and only that and the last adjective change. "]
+    ", and only the pronoun and the last adjective change. "]
     : ["The token that attends most to ", h("i", {}, "it"), " is ", tokenInProse(trace.outputs[pronoun]), ". "];
   return { text: [...both, ...occlusionText(trace, pronoun)], set: { output: String(pronoun), colour: "occlusion" } };
 }
@@ -568,7 +568,7 @@ function weightsOf(weights, head, rows, words) {
 async function patchingStep(context) {
   const found = await lensesOf(context).patch(WIDE);
   if (!found) {
-    return { text: ["Which place inside the network makes the difference? ", h("code", {}, "regard serve RUN"),
+    return { text: ["Which activation inside the network makes the difference? ", h("code", {}, "regard serve RUN"),
       " can tell, with activation patching."], set: {} };
   }
   const effects = { encoder: unpack(found.effects.encoder), decoder: unpack(found.effects.decoder) };

@@ -443,8 +443,8 @@ function smoothingCard({ epsilon, over, targets }) {
   const whole = targets.find((one) => one.classes !== few && one.over === over) ?? targets[0];
   return card("Label smoothing",
     description(epsilon ? `The target is not a one-hot distribution: label smoothing takes ε = ${epsilon} from the correct `
-      + `token and spreads it over the others. There are two conventions; below is a target with ${few} classes by each of them.`
-      : "This recipe uses no label smoothing: the target is a one-hot distribution by both conventions."),
+      + `token and spreads it over the others. There are two conventions; below is a target with ${few} classes for each of them.`
+      : "This recipe uses no label smoothing: the target is a one-hot distribution under both conventions."),
     h("div", { class: "targets" }, examples),
     description(`In this model's vocabulary of ${grouped(whole.classes)} tokens, the target is ${whole.correct.toFixed(4)} for `
       + `the correct token and ${compact(whole.other)} for each of the others.`),
