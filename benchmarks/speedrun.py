@@ -67,7 +67,7 @@ ATTEMPTS = {
         [*schedule(1_500, 2), *WIDE, *MUON, "training.learning_rate=0.003", "training.rdrop=3"],
     ),
     "muon-1500-faster": Attempt(
-        "the same with twice the learning rate",
+        "1,500 steps of 3+3 layers of 512, R-Drop 3, Muon, twice the learning rate",
         [*schedule(1_500, 2), *WIDE, *MUON, "training.learning_rate=0.006", "training.rdrop=3"],
     ),
     "muon-2500": Attempt(
@@ -106,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(name: str, cold: bool, goal: float, more: Sequence[str]) -> dict[str, Any]:
-    """The figures of one attempt; ``seconds`` is None if it does not reach the goal."""
+    """The figures of one attempt; ``seconds`` is None if it does not reach the goal.
+
+    ``steps``: seconds and step when training starts, when it has compiled, and at the last step.
+    """
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
         if cold:
@@ -123,6 +126,11 @@ def run(name: str, cold: bool, goal: float, more: Sequence[str]) -> dict[str, An
         events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         card = json.loads((out / "card.json").read_text())
         scores = [(one["time"] - start, score(one)) for one in events if score(one) is not None]
+        steps = [
+            [round(one["time"] - start, 1), one["step"]]
+            for one in events
+            if one["event"] in ("start", "step")
+        ]
         return {
             "attempt": name,
             "cold": cold,
@@ -131,11 +139,7 @@ def run(name: str, cold: bool, goal: float, more: Sequence[str]) -> dict[str, An
             "seconds": next((round(at, 1) for at, bleu in scores if bleu >= goal), None),
             "best": round(max(bleu for _, bleu in scores), 2),
             "preparing_seconds": card["preparing_seconds"],
-            "steps": [
-                [round(one["time"] - start, 1), one["step"]]
-                for one in events
-                if one["event"] in ("start", "step")
-            ],
+            "steps": [*steps[:2], steps[-1]],
             "training_seconds": card["seconds"],
             "validations": [[round(at, 1), round(bleu, 2)] for at, bleu in scores],
         }

@@ -29,6 +29,8 @@ MIN_STEPS = 6_000
 """Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
 MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
 """On a GPU, smaller batches take as long. With several CPU cores, which share a batch, it is twice as much."""
+MUON_TOKENS_PER_BATCH, MIN_MUON_STEPS = 4_096, 1_200
+"""With Muon, batches have at least so many tokens if there is time for so many steps."""
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
@@ -106,27 +108,44 @@ class ModelRule:
 
 _WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 _DEEP = {"preset": "base", "d_ff": 1024}
+_MEDIUM = {"preset": "tiny", "d_model": 192, "heads": 6, "d_ff": 768}
 _SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
-_SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 
 MODEL_RULES = (
     # name, model, dropout, R-Drop, learning rate, cost on CPU and GPU, then the conditions; the first that applies.
     ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(20, 2.2), 100, 250, 0, (20_000, 500_000)),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 45, 250, 0, (0, 20_000)),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 60, 250, 0, (20_000, 500_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 100, 250, 1e7, (0, 500_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 45, 250, 0, (0, 20_000), device="cuda"),
+    ModelRule(
+        *("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6)),
+        *(60, 250, 0, (20_000, 500_000)),
+        device="cuda",
+    ),
     ModelRule(
         "base", {"preset": "base"}, 0.1, 0.0, 0.0007, Cost(15, 1.8), 1, 50, 5e7, (500_000, math.inf)
     ),
-    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(7.5, 1.0), 35, 100, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 8, 40, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 2, 40, 3e6, device="cuda"),
-    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, Cost(4.6, 1.2), 45, pairs=(0, 100_000)),
     ModelRule(
-        "shallow, short",
-        *(_SHALLOW, 0.1, 0.0, 0.002, Cost(2.3, 0.8)),
-        *(2, 40, 1e7, (20_000, math.inf)),
+        *("medium", _MEDIUM, 0.2, 2.0, 0.003, Cost(4.0, 1.4)),
+        *(30, 250, 4e6, (0, 100_000)),
+        device="cpu",
+        muon_rate=0.01,
     ),
-    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.2, 0.8), 0, 60, device="cpu", muon_rate=0.01),
+    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(7.5, 1.0), 35, 100, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 8, 40, 2.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 2, 40, 3e6, device="cuda"),
+    ModelRule(
+        *("medium, short", _MEDIUM, 0.1, 0.0, 0.003, Cost(2.1, 0.8)),
+        *(2, 40, 1.4e7, (20_000, math.inf)),
+        device="cpu",
+        muon_rate=0.01,
+    ),
+    ModelRule(
+        *("tiny, many epochs", _TINY, 0.2, 0.0, 0.003, Cost(1.0, 0.8)),
+        *(60, 150, 0, (0, 20_000)),
+        device="cpu",
+        muon_rate=0.01,
+    ),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, device="cpu", muon_rate=0.01),
     ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, device="cuda"),
     ModelRule(
         "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(8.5, 1.4), 40, 150, 0, (5_000, math.inf), True
@@ -219,7 +238,10 @@ def choose(
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
-            return replace(choice, next_rule=min(too_slow, key=choice.minutes_for, default=None))
+            better = [
+                one for one in too_slow if (one.model, one.rdrop) != (rule.model, rule.rdrop)
+            ]
+            return replace(choice, next_rule=min(better, key=choice.minutes_for, default=None))
         too_slow.append(rule)
     raise AssertionError("the last rule has no conditions")
 
@@ -414,6 +436,8 @@ def _training(
     if batch is None:
         batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
         smallest = MIN_TOKENS_PER_BATCH[choice.device] * (2 if choice.speed.spare_cores else 1)
+        if rule.muon_rate and tokens >= MIN_MUON_STEPS * MUON_TOKENS_PER_BATCH:
+            smallest = MUON_TOKENS_PER_BATCH
         batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
     if given := _given(overrides, "training.steps"):
@@ -514,8 +538,8 @@ def _alternatives(choice: ChosenModel) -> list[str]:
     if rule is None:
         return []
     minutes = choice.minutes_for(rule)
-    layers = rule.model.get("encoder_layers", 6)
-    width = PRESETS[rule.model["preset"]]["d_model"]
+    shape = PRESETS[rule.model["preset"]] | rule.model
+    layers, width = shape["encoder_layers"], shape["d_model"]
     return [
         f"a better model ({layers}+{layers} layers of width {width}"
         + (", R-Drop" if rule.rdrop else "")
