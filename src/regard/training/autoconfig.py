@@ -114,7 +114,11 @@ _SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
 MODEL_RULES = (
     # name, model, dropout, R-Drop, learning rate, cost on CPU and GPU, then the conditions; the first that applies.
     ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(20, 2.2), 100, 250, 0, (20_000, 500_000)),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 100, 250, 1e7, (0, 500_000)),
+    ModelRule(
+        *("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6)),
+        *(100, 250, 1e7, (0, 500_000)),
+        device="cpu",
+    ),
     ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 45, 250, 0, (0, 20_000), device="cuda"),
     ModelRule(
         *("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6)),
