@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
 
 from regard.data.corpus import read_pairs
@@ -71,10 +71,18 @@ class Cost(NamedTuple):
     """The time of a training step, R-Drop included, relative to the model of cost 1 (``REFERENCE_MODELS``)."""
 
     cpu: float
-    cuda: float
+    cuda: float = math.inf
+    """not measured if the rule is only for a CPU"""
 
     def on(self, device: str) -> float:
         return self.cuda if device == "cuda" else self.cpu
+
+
+class Rates(NamedTuple):
+    """The learning rates of Adam and of Muon; 0: Muon is not used unless the user chooses it."""
+
+    adam: float
+    muon: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,79 +93,52 @@ class ModelRule:
     model: dict[str, Any]
     dropout: float
     rdrop: float
-    learning_rate: float
+    rates: Rates
     cost: Cost
-    min_epochs: float = 0.0
-    max_epochs: float = 250.0
+    device: Literal["any", "cpu", "cuda"] = "any"
+    min_epochs: float = 0
+    max_epochs: float = 250
     """more epochs do not help"""
-    min_tokens: float = 0.0
+    min_tokens: float = 0
     """target tokens that must be affordable"""
-    pairs: tuple[float, float] = (0.0, math.inf)
-    """from, to: sizes of the corpora that the rule is for"""
-    symbols: bool = False
-    """for sequences of characters or symbols, instead of sentences"""
-    device: str = ""
-    """only for cpu or cuda"""
-    muon_rate: float = 0.0
-    """the learning rate of the optimizer Muon; 0: Adam is used, with ``learning_rate``"""
+    min_pairs: float = 0
+    max_pairs: float = math.inf
 
     def applies(self, tokens: float, epoch_tokens: float) -> bool:
         """Whether the model is worth training on this many target tokens."""
         return tokens >= max(self.min_tokens, self.min_epochs * epoch_tokens)
 
 
-_WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
+_BASE, _SMALL, _TINY = ({"preset": name} for name in ("base", "small", "tiny"))
 _DEEP = {"preset": "base", "d_ff": 1024}
+_WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 _MEDIUM = {"preset": "tiny", "d_model": 192, "heads": 6, "d_ff": 768}
-_SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
+_MUON = Rates(0.003, 0.01)
 
 MODEL_RULES = (
-    # name, model, dropout, R-Drop, learning rate, cost on CPU and GPU, then the conditions; the first that applies.
-    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(20, 2.2), 100, 250, 0, (20_000, 500_000)),
-    ModelRule(
-        *("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6)),
-        *(100, 250, 1e7, (0, 500_000)),
-        device="cpu",
-    ),
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6), 45, 250, 0, (0, 20_000), device="cuda"),
-    ModelRule(
-        *("wide", _WIDE, 0.3, 2.0, 0.001, Cost(14, 1.6)),
-        *(60, 250, 0, (20_000, 500_000)),
-        device="cuda",
-    ),
-    ModelRule(
-        "base", {"preset": "base"}, 0.1, 0.0, 0.0007, Cost(15, 1.8), 1, 50, 5e7, (500_000, math.inf)
-    ),
-    ModelRule(
-        *("medium", _MEDIUM, 0.2, 2.0, 0.003, Cost(4.0, 1.4)),
-        *(30, 250, 4e6, (0, 100_000)),
-        device="cpu",
-        muon_rate=0.01,
-    ),
-    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(7.5, 1.0), 35, 100, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 8, 40, 2.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(7.5, 1.0), 2, 40, 3e6, device="cuda"),
-    ModelRule(
-        *("medium, short", _MEDIUM, 0.1, 0.0, 0.003, Cost(2.1, 0.8)),
-        *(2, 40, 1.4e7, (20_000, math.inf)),
-        device="cpu",
-        muon_rate=0.01,
-    ),
-    ModelRule(
-        *("tiny, many epochs", _TINY, 0.2, 0.0, 0.003, Cost(1.0, 0.8)),
-        *(60, 150, 0, (0, 20_000)),
-        device="cpu",
-        muon_rate=0.01,
-    ),
-    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, device="cpu", muon_rate=0.01),
-    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, device="cuda"),
-    ModelRule(
-        "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(8.5, 1.4), 40, 150, 0, (5_000, math.inf), True
-    ),
-    ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, symbols=True),
+    # Name, model, dropout, R-Drop, learning rates, costs on CPU and GPU, device; then min_epochs, max_epochs,
+    # min_tokens, min_pairs and max_pairs. The first rule that applies is used.
+    ModelRule("deep", _DEEP, 0.3, 5, Rates(0.001), Cost(20, 2.2), "any", 100, 250, 0, 2e4, 5e5),
+    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cpu", 100, 250, 1e7, 0, 5e5),
+    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cuda", 45, 250, 0, 0, 2e4),
+    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cuda", 60, 250, 0, 2e4, 5e5),
+    ModelRule("base", _BASE, 0.1, 0, Rates(0.0007), Cost(15, 1.8), "any", 1, 50, 5e7, 5e5),
+    ModelRule("medium", _MEDIUM, 0.2, 2, _MUON, Cost(4.0), "cpu", 30, 250, 4e6, 0, 1e5),
+    ModelRule("wide, dropout", _WIDE, 0.3, 0, Rates(0.001), Cost(7.5, 1), "any", 35, 100, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1), "any", 8, 40, 2.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1), "cuda", 2, 40, 3e6),
+    ModelRule("medium, short", _MEDIUM, 0.1, 0, _MUON, Cost(2.1), "cpu", 2, 40, 1.4e7, 2e4),
+    ModelRule("tiny, many epochs", _TINY, 0.2, 0, _MUON, Cost(1), "cpu", 60, 150, 0, 0, 2e4),
+    ModelRule("tiny", _TINY, 0.1, 0, _MUON, Cost(1), "cpu", 0, 60),
+    ModelRule("tiny", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8), "cuda", 0, 60),
 )
 """Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig_experiments.py``, see
 docs/autoconfig.md."""
+SYMBOL_RULES = (
+    ModelRule("symbols", _SMALL, 0.2, 2, Rates(0.0012), Cost(8.5, 1.4), "any", 40, 150, 0, 5e3),
+    ModelRule("tiny symbols", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8), "any", 0, 60),
+)
+"""for sequences of characters or symbols, instead of sentences"""
 
 
 @dataclass(frozen=True)
@@ -218,13 +199,10 @@ def choose(
     minutes: float | None,
 ) -> ChosenModel:
     """Apply the rules: the first model for which the time is long enough."""
-    symbols = corpus.tokenizer_kinds is not None
     rules = [
         rule
-        for rule in MODEL_RULES
-        if rule.symbols == symbols
-        and rule.pairs[0] <= corpus.pairs < rule.pairs[1]
-        and rule.device in ("", speed.device)
+        for rule in (SYMBOL_RULES if corpus.tokenizer_kinds else MODEL_RULES)
+        if rule.device in ("any", speed.device) and rule.min_pairs <= corpus.pairs < rule.max_pairs
     ]
     if minutes is None:
         minutes = _default_minutes(rules, epoch_tokens, speed)
@@ -242,9 +220,7 @@ def choose(
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
-            better = [
-                one for one in too_slow if (one.model, one.rdrop) != (rule.model, rule.rdrop)
-            ]
+            better = [one for one in too_slow if (one.model, one.rdrop) != (rule.model, rule.rdrop)]
             return replace(choice, next_rule=min(better, key=choice.minutes_for, default=None))
         too_slow.append(rule)
     raise AssertionError("the last rule has no conditions")
@@ -440,16 +416,16 @@ def _training(
     if batch is None:
         batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
         smallest = MIN_TOKENS_PER_BATCH[choice.device] * (2 if choice.speed.spare_cores else 1)
-        if rule.muon_rate and tokens >= MIN_MUON_STEPS * MUON_TOKENS_PER_BATCH:
+        if rule.rates.muon and tokens >= MIN_MUON_STEPS * MUON_TOKENS_PER_BATCH:
             smallest = MUON_TOKENS_PER_BATCH
         batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
     if given := _given(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
-    optimizer = {"optimizer": "muon"} if rule.muon_rate else {}
+    optimizer = {"optimizer": "muon"} if rule.rates.muon else {}
     muon = bool(optimizer) and _setting(overrides, "training.optimizer") in (None, "muon")
-    rate = {"learning_rate": rule.muon_rate if muon else rule.learning_rate}
+    rate = {"learning_rate": rule.rates.muon if muon else rule.rates.adam}
     return {
         "steps": steps,
         "tokens_per_batch": batch,

@@ -15,7 +15,13 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
-from regard.training.autoconfig import MIN_PAIRS, MODEL_RULES, _alternatives, autoconfigure
+from regard.training.autoconfig import (
+    MIN_PAIRS,
+    MODEL_RULES,
+    SYMBOL_RULES,
+    _alternatives,
+    autoconfigure,
+)
 from regard.training.cost_model import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
@@ -444,11 +450,12 @@ def test_the_time_of_a_better_model_is_in_minutes() -> None:
 
 
 def test_the_numbers_of_the_rules_are_plausible() -> None:
-    for rule in MODEL_RULES:
+    for rule in (*MODEL_RULES, *SYMBOL_RULES):
         assert 0 <= rule.dropout <= 0.5
         assert 0 <= rule.rdrop <= 5
-        assert 0.0005 <= rule.learning_rate <= 0.005
-        assert 0 < rule.cost.cuda <= rule.cost.cpu <= 20
+        assert 0.0005 <= rule.rates.adam <= 0.005
+        assert 0 < rule.cost.cpu <= 20
+        assert rule.device == "cpu" or 0 < rule.cost.cuda <= rule.cost.cpu
         assert rule.min_epochs < rule.max_epochs
 
 
