@@ -31,7 +31,9 @@ def test_the_clock_stops_with_the_first_score_that_reaches_the_goal(
         out = Path(command[command.index("--out") + 1])
         out.mkdir()
         events = [
-            {"event": "step", "time": 105.0},
+            {"event": "start", "time": 103.0, "step": 0},
+            {"event": "step", "time": 105.0, "step": 50},
+            {"event": "step", "time": 109.0, "step": 100},
             {"event": "valid", "time": 110.0, "bleu": 40.9},
             {"event": "valid", "time": 120.0, "bleu": 40.95},
             {"event": "average", "time": 121.5, "objective": -41.2},
@@ -45,6 +47,7 @@ def test_the_clock_stops_with_the_first_score_that_reaches_the_goal(
     found = benchmark.run("recipe", False, 41.0, [])
     assert found["seconds"] == 21.5
     assert found["best"] == 41.2
+    assert found["steps"] == [[3.0, 0], [5.0, 50], [9.0, 100]]
     assert benchmark.run("recipe", False, 50.0, [])["seconds"] is None
     row = benchmark.table([found]).splitlines()[2]
     assert row == f"| {benchmark.ATTEMPTS['recipe'].words} | filled | GPU | 22 | 41.2 |"

@@ -276,7 +276,7 @@ def test_a_tab_is_reported_before_the_work(folder: Path, monkeypatch: pytest.Mon
     teacher = Translator.load(folder / "run", "cpu")
     monkeypatch.setattr(teacher, "translate", None)
     sources = write(folder / "sources", [*TEXTS, "a\tdog"])
-    with pytest.raises(RegardError, match="sources:4: the text contains a tab"):
+    with pytest.raises(RegardError, match=r"sources:4: 'a\\tdog' contains a tab"):
         distill(teacher, folder / "out.tsv", sources)
 
 

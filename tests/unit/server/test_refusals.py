@@ -95,7 +95,7 @@ def documented_statuses(app: FastAPI) -> dict[str, Any]:
         ([["dog", "Hund"]], "glossary [['dog', 'Hund']]: must be an object of terms and their translations, or lines "
                             "of source term, tab, target term"),
         ({f"dog{n}": "Hund" for n in range(1001)}, "glossary: 1,001 terms, at most 1,000 are allowed"),
-        ({"dog": "x" * 101}, f"glossary: '{'x' * 56}… has 101 characters, at most 100 are allowed"),
+        ({"dog": "x" * 101}, f"glossary: '{'x' * 58}… has 101 characters, at most 100 are allowed"),
         ({"dog": "x\n" * 60 + "x"}, f"glossary: '{'x' + chr(92) + 'n'}"),
         ({f"t{n}": f"T{n}" for n in range(17)}, "a sentence with 17 glossary terms: at most 16 are allowed"),
     ],
