@@ -131,7 +131,7 @@ ENTRIES = [
     Entry("length penalty", "decoding/length_penalty_and_stopping.py", "gnmt_length_penalty", "The log-probability of a hypothesis is divided by ((5 + length) / 6) ** length_penalty, or by another function of the length."),
     Entry("likelihood-ratio test", "data/misalignment.py", "LikelihoodRatio", "Whether the target of a pair is a translation of its source, or belongs to another source."),
     Entry("Linformer", "nn/attention_patterns.py", "Linformer"),
-    Entry("logits processor", "decoding/options_and_logits_processors.py"),
+    Entry("logits processor", "decoding/options_and_logits_processors.py", "LogitsProcessor", "An optional change to decoding, such as a repetition penalty: it reads and returns the log-probabilities of the next token."),
     Entry("LSTM", "nn/lstm.py", "LSTMEncoderDecoder", "A recurrent network; here an encoder-decoder with cross-attention, the kind of network that the Transformer replaced."),
     Entry("mask-predict", "decoding/mask_predict.py"),
     Entry("masked language model", "tasks/masked_lm.py"),

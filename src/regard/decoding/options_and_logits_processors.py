@@ -432,7 +432,7 @@ ALL_METHODS = ReadBy(("search", "sampling", "mask_predict"))
 
 @dataclass(frozen=True)
 class Enables:
-    """Marks an option that turns on a logits processor when it differs from its default."""
+    """Marks an option that turns on a logits processor when it is read and differs from its default."""
 
     processor: type[ConfiguredProcessor]
 
@@ -492,12 +492,13 @@ class DecodingConfig(Section):
 
     @property
     def logits_processors(self) -> list[type[ConfiguredProcessor]]:
-        """The logits processors that the options turn on."""
+        """The logits processors that the options turn on; an option that is not read turns on none."""
+        read = self.options_read_by("sampling" if self.is_sampling else "search")
         return [
             mark.processor
             for name, field in type(self).model_fields.items()
             for mark in field.metadata
-            if isinstance(mark, Enables) and getattr(self, name) != field.default
+            if isinstance(mark, Enables) and name in read and getattr(self, name) != field.default
         ]
 
     @property

@@ -463,8 +463,8 @@ def _decode(
     tree = BeamTree(BOS)
     searched = not decoding.is_sampling
     if not searched:
-        penalty = LENGTH_NORMALIZATIONS[decoding.length_normalization].penalty
-        tree.add_path(hypothesis, EOS, lambda length: penalty(length, decoding.length_penalty))
+        rule = LENGTH_NORMALIZATIONS[decoding.length_normalization]
+        tree.add_path(hypothesis, EOS, rule.penalty_with(decoding.length_penalty))
     else:
         model.engine.generate([request], decoding, observer=tree, plain=plain)
     outputs = [*hypothesis.tokens, EOS] if hypothesis.finished else hypothesis.tokens

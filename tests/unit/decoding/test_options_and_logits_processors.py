@@ -49,6 +49,9 @@ def test_options_turn_on_their_processors() -> None:
     assert DecodingConfig(no_repeat_ngram=2).logits_processors == [NoRepeatNgram]
     decoding = DecodingConfig(temperature=1.0, top_p=0.5, repetition_penalty=2.0)
     assert decoding.logits_processors == [RepetitionPenalty, TopP]
+    # A recipe may sample, and a call may search.
+    decoding = DecodingConfig(temperature=0, top_k=5, top_p=0.5, repetition_penalty=2.0)
+    assert decoding.logits_processors == [RepetitionPenalty]
 
 
 def test_sampling_excludes_the_options_that_need_a_search() -> None:

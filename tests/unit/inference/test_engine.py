@@ -16,7 +16,7 @@ from regard.inference.engine import Request, SearchInterrupted
 from regard.inference.native_library import NativeLibrary
 from regard.inference.worker_pool import WorkerPool
 from regard.nn.network import named_weights
-from regard.recipe import Recipe
+from regard.recipe import Recipe, override_decoding
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, native_model_cache
 
@@ -90,6 +90,14 @@ def test_native_code_is_used_for_what_it_supports(
     huge = native_model.recipe.decoding.model_copy(update={"beam": 1000})
     assert engine._decoding_path(Request([7], limit=100), huge, native=True) == "network"
     assert calls == ["_in_native_code"] * 2
+
+
+def test_native_code_searches_with_a_model_whose_recipe_samples(native_model: Translator) -> None:
+    sampling = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+    decoding = native_model.recipe.decoding.model_copy(update=sampling)
+    assert native_model.engine.native is not None
+    assert not native_model.engine.native.supports(decoding)
+    assert native_model.engine.native.supports(override_decoding(decoding, {"temperature": 0}))
 
 
 def test_an_interrupted_native_search_raises(native_model: Translator) -> None:
