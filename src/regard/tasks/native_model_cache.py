@@ -84,12 +84,11 @@ def cache_key(run: RunDir, device: Device, precision: Precision) -> CacheKey | N
 
 
 def _code_hash() -> str:
-    """A hash of the code that quantizes and calibrates."""
-    from regard.inference import native_library as module
-
+    """A hash of the code that quantizes and calibrates, and of the recipe classes whose properties are stored."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted(Path(module.__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for package in ("recipe", "decoding", "inference"):
+        for path in sorted((Path(__file__).parents[1] / package).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
