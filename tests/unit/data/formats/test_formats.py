@@ -21,7 +21,7 @@ from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
     Skipped,
-    bilingual,
+    localization,
     pair_format,
     pair_suffixes,
     read_conllu,
@@ -467,8 +467,8 @@ def test_po_is_parsed_in_parts_as_if_it_were_whole(
     path.write_bytes(content)
     results = []
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
-        parts = [part for _, part in bilingual._po_chunks(path)]
+        monkeypatch.setattr(localization, "PO_CHUNK", size)
+        parts = [part for _, part in localization._po_chunks(path)]
         assert b"".join(parts).strip() == content.replace(b"\r", b"").strip()
         skipped = Skipped()
         results.append((read_file(path, skipped=skipped), skipped.counts))
@@ -485,7 +485,7 @@ def test_a_damaged_message_of_a_po_is_named(
     text = f'{GETTEXT}{more}\nmsgid "x"\nmsgstr y"\n{more}'
     line = text.split("\n").index('msgstr y"') + 1
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
+        monkeypatch.setattr(localization, "PO_CHUNK", size)
         problem = refusal(written(tmp_path / "m.po", text))
         assert problem.startswith(f":{line}: not a PO file: Syntax error: 'msgstr y\"")
     path = tmp_path / "m.po"
@@ -493,7 +493,7 @@ def test_a_damaged_message_of_a_po_is_named(
     assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"
     unknown = written(path, GETTEXT.replace("UTF-8", "klingon"))
     assert refusal(unknown) == ": the charset klingon is not known"
-    monkeypatch.setattr(bilingual, "MAX_SIZE", 1000)
+    monkeypatch.setattr(localization, "MAX_SIZE", 1000)
     long = 'msgstr ""\n' + '"word word word"\n' * 100
     problem = refusal(written(tmp_path / "m.po", f'{GETTEXT}\nmsgid "x"\n{long}'))
     assert problem.endswith(": a message with more than 1,000 bytes")

@@ -1,4 +1,4 @@
-"""Training pairs from files of translation tools: TMX, XLIFF and PO.
+"""Localization files (TMX, XLIFF and PO): the readers of their training pairs.
 
 ``documents/localization_formats.py`` translates such files.
 
