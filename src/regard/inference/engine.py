@@ -186,7 +186,7 @@ class Engine:
 
     def freeze(self) -> None:
         """The weights are final: pack them for inference, if the network supports it."""
-        from regard.inference.precision import select_precision
+        from regard.inference.precision import default_precision, select_precision
 
         self.stop_workers()
         if (reason := self._unsupported_reason()) is None:
@@ -199,6 +199,8 @@ class Engine:
             raise RegardError(
                 f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
             )
+        elif self.precision == "auto":
+            self.precision = default_precision(self.device)
 
     def _pack(self, network: Network) -> PackedTransformer | PackedEnsemble:
         from regard.inference.packed_transformer import PackedEnsemble
