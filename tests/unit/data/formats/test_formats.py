@@ -491,8 +491,9 @@ def test_a_damaged_message_of_a_po_is_named(
     path = tmp_path / "m.po"
     path.write_bytes(text.encode().replace(b'msgid "x"', b'msgid "\xff"'))
     assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"
-    unknown = written(path, GETTEXT.replace("UTF-8", "klingon"))
-    assert refusal(unknown) == ": the charset klingon is not known"
+    for charset in ("klingon", "UTF\0", "hex", "undefined"):
+        unknown = written(path, GETTEXT.replace("UTF-8", charset))
+        assert refusal(unknown) == f": the charset {charset!r} is not known"
     monkeypatch.setattr(localization, "MAX_SIZE", 1000)
     long = 'msgstr ""\n' + '"word word word"\n' * 100
     problem = refusal(written(tmp_path / "m.po", f'{GETTEXT}\nmsgid "x"\n{long}'))
