@@ -83,6 +83,11 @@ def test_adding_a_format_takes_one_class(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
+def test_no_format_has_the_suffix_of_recipes() -> None:
+    """``regard train x.yaml`` would read a recipe as pairs."""
+    assert {".yaml", ".yml"}.isdisjoint(pair_suffixes())
+
+
 def test_several_files_are_read_one_after_another(tmp_path: Path) -> None:
     for name, text in {"s1": "a\n", "s2.gz": "b\n", "t1.zst": "A", "t2": "B"}.items():
         compressed(tmp_path / name, text.encode())
