@@ -167,6 +167,7 @@ ENTRIES = [
     Entry("pre-norm", "nn/layers.py", "PreNorm"),
     Entry("preset", "recipe/presets.py", "PRESETS", "The size of a model by name; it fills in the keys that a recipe leaves out."),
     Entry("protected span", "data/protected_spans.py"),
+    Entry("quality estimation", "inference/confidence.py", "", "How good a translation is, estimated without a reference; here from its token probabilities."),
     Entry("quantization", "inference/quantization.py", "Int8Linear", "Weights and inputs as 8-bit integers with a scale, which makes matrix products faster."),
     Entry("R-Drop", "recipe/schema.py", "TrainingConfig.rdrop", "Each batch passes through the network twice with different dropout, and the loss penalizes the difference between the two outputs (Liang et al. 2021)."),
     Entry("recipe", "recipe/schema.py"),

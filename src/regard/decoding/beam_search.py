@@ -108,11 +108,13 @@ def beam_search(
         remaining = rules.max_lengths[active.sentences] - active.length
         done = (remaining <= 0) | group_done.view(-1, groups).all(1)
 
-        # 3. Where a sentence is done without a finished hypothesis, return the active ones.
+        # 3. Collect what has no EOS: hypotheses that reach the maximum length and need none there, and the active ones
+        # of sentences that are done without a finished hypothesis.
         without_result = done & (scores[:, :, 0] == NEG_INF).all(1)
         if cuts_at_limit and active.length + 1 >= shortest_limit and (remaining == 1).any():
             at_limit = (remaining == 1).unsqueeze(1) & (continued.totals > NEG_INF)
-            done, without_result = done | at_limit.any(1), without_result & ~at_limit.any(1)
+            reached = at_limit.any(1)
+            done, without_result = done | reached, without_result & ~reached
             finished.add_at_limit(active, at_limit, continued)
         any_done = bool(done.any())
         if any_done and without_result.any():
@@ -120,8 +122,17 @@ def beam_search(
 
         # 4. Extend the hypotheses of the sentences that are not done.
         if observer is not None:
-            record = (active.length, candidates, selection.finished, continued, done)
-            observer(BeamStep(*record, penalty(active.length + 1), groups))
+            observer(
+                BeamStep(
+                    length=active.length,
+                    candidates=candidates,
+                    finished=selection.finished,
+                    continued=continued,
+                    done=done,
+                    penalty=penalty(active.length + 1),
+                    groups=groups,
+                )
+            )
         active = active.advance(~done if any_done else None, continued)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)

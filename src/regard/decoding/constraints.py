@@ -1,9 +1,9 @@
-"""Lexically constrained decoding: phrases that the output is guaranteed to contain, such as glossary terms.
+"""Lexically constrained decoding: the output is guaranteed to contain given phrases (lexical constraints).
 
 Beam search with banks (Post and Vilar 2018, vectorized as in Hu et al. 2019). The *bank* of a hypothesis is its
 progress: the number of phrase tokens it has generated. The beam is divided among the banks, so that a hypothesis that
-has generated improbable phrases does not compete with those that have not generated theirs yet. EOS is
-allowed once no phrase is missing.
+has generated improbable phrases does not compete with those that have not generated theirs yet. EOS is allowed once no
+phrase is missing. Glossary terms and protected spans are such phrases.
 
 Why it is guaranteed: each step adds, for every hypothesis, the tokens that continue a missing phrase as candidates,
 however improbable they are. The next token of the phrase with the most matched tokens increases the progress by at

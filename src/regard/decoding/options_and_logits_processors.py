@@ -383,7 +383,7 @@ class TopK(ConfiguredProcessor):
 
 
 class TopP(ConfiguredProcessor):
-    """Nucleus sampling: only the fewest tokens that together have probability ``p`` can be drawn.
+    """Top-p (nucleus) sampling: only the fewest tokens that together have probability ``p`` can be drawn.
 
     Holtzman et al. 2020. With top-k, the probabilities are those among the k tokens.
     """

@@ -118,6 +118,7 @@ class SequenceRules:
             log_probabilities = torch.where(at_limit, only_eos, log_probabilities)
         if position >= self.prefixes.shape[1]:
             return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
+        # A forced token is read before the suppressed ones are removed, in place: a prefix may contain them.
         prefix = self.prefixes[sentences, position].unsqueeze(1)
         token = prefix.clamp(min=0)
         impossible = torch.full_like(log_probabilities, NEG_INF)

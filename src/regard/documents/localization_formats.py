@@ -1,6 +1,6 @@
 """Translating files of translation tools and resources of programs: PO, XLIFF, TMX, JSON, YAML, Java properties.
 
-``data/formats/bilingual.py`` reads training pairs from PO, XLIFF and TMX.
+``data/formats/localization.py`` reads training pairs from PO, XLIFF and TMX.
 
 In PO, XLIFF and TMX, missing translations are filled in and the others are kept. In resources, values are replaced and
 keys are kept. All of them are read with the position of each text: libraries that parse and write a file again change

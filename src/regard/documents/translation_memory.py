@@ -1,4 +1,7 @@
-"""Translation memory: earlier translations, looked up by exact and fuzzy matches of the source."""
+"""Translation memory: earlier translations, looked up by exact and fuzzy matches of the source.
+
+``data/formats/localization.py`` reads TMX files.
+"""
 
 from __future__ import annotations
 

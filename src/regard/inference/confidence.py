@@ -1,4 +1,4 @@
-"""Confidence of translations: the probability that a translation is good, estimated from its token probabilities.
+"""Confidence (quality estimation): the probability that a translation is good, from its token probabilities.
 
 A translation is called *good* if its sentence chrF against a reference is at least ``GOOD_CHRF``. At the end of
 training the validation set is translated, and a logistic regression on a few features of the decoder's output

@@ -186,7 +186,7 @@ class Engine:
 
     def freeze(self) -> None:
         """The weights are final: pack them for inference, if the network supports it."""
-        from regard.inference.precision import select_precision
+        from regard.inference.precision import default_precision, select_precision
 
         self.stop_workers()
         if (reason := self._unsupported_reason()) is None:
@@ -199,6 +199,8 @@ class Engine:
             raise RegardError(
                 f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
             )
+        elif self.precision == "auto":
+            self.precision = default_precision(self.device)
 
     def _pack(self, network: Network) -> PackedTransformer | PackedEnsemble:
         from regard.inference.packed_transformer import PackedEnsemble
@@ -318,11 +320,15 @@ class Engine:
         """
         # Attention can only be read from the plain network.
         use_packed = self.is_packed and not plain and not reads_attention(decoding)
-        total = len(requests)
+
+        def batch_of(group: Sequence[Request]) -> DecodingBatch:
+            # A copy can be sent to other processes; the options of a cached model (``StoredSection``) cannot.
+            options, total = decoding.model_copy(), len(requests)
+            return DecodingBatch(group, options, nbest, length, use_packed, total)
+
         if observer is not None and not decoding.is_sampling:
-            assert total == 1, "an observer watches one request"
-            batch = DecodingBatch(requests, decoding.model_copy(), nbest, length, use_packed, total)
-            return self.generate_batch(batch, observer)
+            assert len(requests) == 1, "an observer watches one request"
+            return self.generate_batch(batch_of(requests), observer)
         results: dict[int, list[Hypothesis]] = {}
         native = use_packed and self.native is not None and self.native.supports(decoding)
         paths = [self._decoding_path(request, decoding, native) for request in requests]
@@ -332,12 +338,9 @@ class Engine:
             if path == "native":
                 hypotheses = self._in_native_code(group, decoding, nbest)
             else:
-                # A copy can be sent to other processes; the options of a cached model (``StoredSection``) cannot.
-                hypotheses = self._in_batches(
-                    group, decoding.model_copy(), nbest, length, use_packed, total
-                )
+                hypotheses = self._in_batches(batch_of(group))
             results |= dict(zip(rows, hypotheses, strict=True))
-        return [results[row] for row in range(total)]
+        return [results[row] for row in range(len(requests))]
 
     def _decoding_path(
         self, request: Request, decoding: DecodingConfig, native: bool
@@ -375,41 +378,31 @@ class Engine:
             raise SearchInterrupted("the search was interrupted")
         return results
 
-    def _in_batches(
-        self,
-        requests: Sequence[Request],
-        decoding: DecodingConfig,
-        nbest: int,
-        length: int | None,
-        use_packed: bool,
-        total: int,
-    ) -> list[list[Hypothesis]]:
-        """Batches of similar length, possibly in parallel; hypotheses in the order of the requests.
+    def _in_batches(self, whole: DecodingBatch) -> list[list[Hypothesis]]:
+        """Divide it into batches of similar length, and decode them, possibly in parallel.
 
-        use_packed, total: see ``DecodingBatch``.
+        The hypotheses are in the order of the requests.
         """
         from regard.inference.network_decoder import plan_rows
 
+        requests, decoding = whole.requests, whole.decoding
         if not requests:
             return []
         if decoding.is_sampling:  # every sample is a row of its own
-            samples = decoding.mbr or nbest
+            samples = decoding.mbr or whole.nbest
             requests = [
                 request._replace(sample=request.sample + number)
                 for request in requests
                 for number in range(samples)
             ]
-        parallel = use_packed and self.on_cpu
+        parallel = whole.use_packed and self.on_cpu
         lengths = [len(request.source) for request in requests]
-        width = self.width(decoding, nbest, bool(requests[0].phrases), length)
+        width = self.width(decoding, whole.nbest, bool(requests[0].phrases), whole.length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
         workers = self.threads if parallel else 1
         rows = [*plan_rows(lengths, self.device, self.target.size, width, workers)][::-1]
         batches = [
-            DecodingBatch(
-                [requests[row] for row in batch_rows], decoding, nbest, length, use_packed, total
-            )
-            for batch_rows in rows
+            whole._replace(requests=[requests[row] for row in batch_rows]) for batch_rows in rows
         ]
         results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
         by_row = {

@@ -31,7 +31,14 @@ from regard.data.special_tokens import PAD
 from regard.inference.beam_kv_cache import BeamKVCache, contiguous, move_rows
 from regard.nn.ensemble import EnsembleState, mean_log_probabilities
 from regard.nn.kv_cache import KeyValue
-from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, PostNorm, PreNorm, SwiGLU
+from regard.nn.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    PreNorm,
+    SublayerConnection,
+    SwiGLU,
+)
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import LayerNorm, NoNorm
 from regard.nn.positions import Rotary, Tree
@@ -106,7 +113,7 @@ class PackFormat(NamedTuple):
 class Sublayer(ABC):
     """A sub-layer with its residual connection and norm."""
 
-    def __init__(self, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(self, residual: SublayerConnection, pack: PackFormat) -> None:
         self.norm = norm_function(residual.norm, pack.output_dtype)
         self.pre_norm = isinstance(residual, PreNorm)
 
@@ -159,7 +166,9 @@ def _plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
 class SelfAttention(Sublayer):
     """Self-attention, with queries, keys and values in one product."""
 
-    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(
+        self, attention: MultiHeadAttention, residual: SublayerConnection, pack: PackFormat
+    ) -> None:
         super().__init__(residual, pack)
         scale = attention.attention.score.scale
         self.qkv = pack.fuse(attention.query, attention.key, attention.value, scale=scale)
@@ -191,7 +200,9 @@ def own_keys_values(qkv: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeyValue]
 class CrossAttention(Sublayer):
     """Cross-attention. The beams of a sentence are its queries."""
 
-    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(
+        self, attention: MultiHeadAttention, residual: SublayerConnection, pack: PackFormat
+    ) -> None:
         super().__init__(residual, pack)
         self.query = pack.fuse(attention.query, scale=attention.attention.score.scale)
         self.key_value = pack.fuse(attention.key, attention.value)
@@ -214,7 +225,9 @@ class CrossAttention(Sublayer):
 class PackedFeedForward(Sublayer):
     """The feed-forward network. If its activation is ReLU, the kernel of the first map applies it."""
 
-    def __init__(self, feed_forward: FeedForward, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(
+        self, feed_forward: FeedForward, residual: SublayerConnection, pack: PackFormat
+    ) -> None:
         super().__init__(residual, pack)
         relu = feed_forward.activation is F.relu
         self.inner = pack.fuse(feed_forward.inner, relu=relu)
@@ -229,7 +242,9 @@ class PackedFeedForward(Sublayer):
 class PackedGatedFeedForward(Sublayer):
     """SwiGLU, with its gate and its inner map in one product."""
 
-    def __init__(self, feed_forward: SwiGLU, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(
+        self, feed_forward: SwiGLU, residual: SublayerConnection, pack: PackFormat
+    ) -> None:
         super().__init__(residual, pack)
         self.gate_inner = pack.fuse(feed_forward.gate, feed_forward.inner)
         self.outer = pack.fuse(feed_forward.outer)

@@ -4,8 +4,8 @@
   without conversion. Sums and norms are computed in float32 everywhere.
 - The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has the times of each
   at the sizes of translation.
-- int8 has one scale per output of a map and one scale for its inputs. The input scale is calibrated once (static, not
-  dynamic quantization), so the output of a row does not depend on the other rows of the batch.
+- int8 quantization has one scale per output of a map and one scale for its inputs. The input scale is calibrated once
+  (static, not dynamic quantization), so the output of a row does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations

@@ -44,7 +44,14 @@ from regard.inspection.teacher_forcing import (
 )
 from regard.inspection.trace import Token, to_tokens
 from regard.nn.attention import AttentionIntermediates
-from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, PostNorm, PreNorm, add_residual
+from regard.nn.layers import (
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    PreNorm,
+    SublayerConnection,
+    add_residual,
+)
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
 from regard.nn.norms import LayerNorm
 from regard.nn.transformer import Transformer
@@ -466,9 +473,9 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
     return follow(contributions["encoder"], contributions["decoder"], cross)
 
 
-def _residuals(network: Transformer) -> dict[MultiHeadAttention, PostNorm]:
+def _residuals(network: Transformer) -> dict[MultiHeadAttention, SublayerConnection]:
     """The residual connection around each attention."""
-    residuals: dict[MultiHeadAttention, PostNorm] = {}
+    residuals: dict[MultiHeadAttention, SublayerConnection] = {}
     for stack in (network.encoder, network.decoder):
         for layer in stack.layers:
             assert isinstance(layer, EncoderLayer)
@@ -480,7 +487,7 @@ def _residuals(network: Transformer) -> dict[MultiHeadAttention, PostNorm]:
 
 @contextmanager
 def _record(
-    residuals: Mapping[MultiHeadAttention, PostNorm],
+    residuals: Mapping[MultiHeadAttention, SublayerConnection],
 ) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
     """The vectors before and after each residual connection, by attention module."""
     recorded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -503,7 +510,7 @@ def _contributions(
     recorded: AttentionIntermediates,
     before: Float[Tensor, "Q d"],
     after: Float[Tensor, "Q d"],
-    residual: PostNorm,
+    residual: SublayerConnection,
     is_self: bool,
 ) -> Doubles:
     """[query, key]: how much each key's vector contributes to the vector after the residual connection.

@@ -1,4 +1,4 @@
-"""Rounding the weights of a Transformer to integers with few bits and little effect on its outputs.
+"""Weight quantization (GPTQ, YAQA): weights rounded to integers of few bits, with little effect on the outputs.
 
 The network reads texts, the *calibration* texts, and what is observed there decides two things:
 

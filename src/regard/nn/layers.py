@@ -129,18 +129,27 @@ def no_residual(x: Float[Tensor, "B T d"], y: Float[Tensor, "B T d"]) -> Float[T
     return y
 
 
-NORM_ORDERS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("model.norm_order")
+class SublayerConnection(nn.Module):
+    """Norm, dropout and residual connection around a sub-layer; named as in The Annotated Transformer (Rush 2018).
 
-
-@NORM_ORDERS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
-class PostNorm(nn.Module):
-    """Post-norm: LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
+    The ``forward(x, sublayer, non_pad)`` of a subclass says where the norm stands.
+    """
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
         self.norm = NORMS[config.norm](config.d_model)
         self.dropout = Dropout(config.dropout)
         self.add = RESIDUALS[config.residual]
+
+
+NORM_ORDERS: Registry[Callable[[recipe.ModelConfig], SublayerConnection]] = Registry(
+    "model.norm_order"
+)
+
+
+@NORM_ORDERS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
+class PostNorm(SublayerConnection):
+    """Post-norm: LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
@@ -157,7 +166,7 @@ class PostNorm(nn.Module):
     fast_inference=True,
     formats=("ctranslate2", "onnx", "torch", "html"),
 )
-class PreNorm(PostNorm):
+class PreNorm(SublayerConnection):
     """Pre-norm: x + Dropout(Sublayer(LayerNorm(x))); deep networks train more easily (Xiong et al. 2020)."""
 
     def forward(

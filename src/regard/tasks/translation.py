@@ -478,39 +478,26 @@ class Translator(SequenceGenerator):
     # Options
 
     def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> DecodingConfig:
-        """The recipe's decoding section with the options of a call."""
+        """The recipe's decoding section with the options of a call; options without effect are refused."""
         overrides = {name: value for name, value in options.items() if value is not None}
         if not overrides and self.recipe.decoding.beam >= nbest and not self.non_autoregressive:
             return self.recipe.decoding
         from regard.recipe import DecodingConfig, override_decoding
 
-        allowed = DecodingConfig.options_read_by("search", "sampling")
-        model_description = "an autoregressive model"
+        kind = "an autoregressive model"
+        read = DecodingConfig.options_read_by("search", "sampling")
         if self.non_autoregressive:
-            allowed = DecodingConfig.options_read_by("mask_predict")
-            model_description = "a non-autoregressive model"
-        unsupported = {name: value for name, value in overrides.items() if name not in allowed}
-        without_effect = {
-            name: value
-            for name, value in unsupported.items()
-            if name in DecodingConfig.model_fields
-        }
-        if without_effect:
-            _refuse(f"no effect on {model_description}", **without_effect)
+            kind = "a non-autoregressive model"
+            read = DecodingConfig.options_read_by("mask_predict")
+        ignored = DecodingConfig.model_fields.keys() - read
+        without_effect = {name: value for name, value in overrides.items() if name in ignored}
+        _refuse(f"no effect on {kind}", **without_effect)
         decoding = override_decoding(self.recipe.decoding, overrides)
-        sampled = "mbr" if decoding.mbr else "temperature" if decoding.is_sampling else None
-        if sampled and "beam" in overrides and overrides["beam"] != 1:
-            raise RegardError(
-                f"beam {overrides['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
-                "which uses no beam; set only one of the two"
-            )
-        defaults = DecodingConfig()
-        for name, requirement in decoding.unused_options.items():
-            differs = overrides.get(name, getattr(defaults, name)) != getattr(defaults, name)
-            if differs and name != "beam" and not self.non_autoregressive:
-                _refuse(f"no effect; it only applies to {requirement}", **{name: overrides[name]})
+        if not self.non_autoregressive:
+            _refuse_unused(overrides, decoding)
         width = "length_beam" if self.non_autoregressive else "beam"
-        if width not in overrides and nbest > getattr(decoding, width) and not sampled:
+        too_narrow = nbest > getattr(decoding, width) and not decoding.is_sampling
+        if too_narrow and width not in overrides:
             return override_decoding(decoding, {width: nbest})
         return decoding
 
@@ -794,6 +781,23 @@ def _refuse(reason: str, **arguments: object) -> None:
 
         descriptions = [f"{name} {abbreviate(value)}" for name, value in values.items()]
         raise RegardError(f"{', '.join(descriptions)}: {reason}")
+
+
+def _refuse_unused(overrides: dict[str, Any], decoding: DecodingConfig) -> None:
+    """Refuse options of a call that search or sampling does not read. decoding: with these options."""
+    from regard.recipe import DecodingConfig
+
+    if decoding.is_sampling and overrides.get("beam", 1) != 1:
+        cause = "mbr" if decoding.mbr else "temperature"
+        raise RegardError(
+            f"beam {overrides['beam']}, {cause} {getattr(decoding, cause)}: {cause} turns on sampling, "
+            "which uses no beam; set only one of the two"
+        )
+    defaults = DecodingConfig()
+    for name, requirement in decoding.unused_options.items():
+        default = getattr(defaults, name)
+        if name != "beam" and overrides.get(name, default) != default:
+            _refuse(f"no effect; it only applies to {requirement}", **{name: overrides[name]})
 
 
 def _number_samples(requests: Sequence[Request], samples: int) -> list[Request]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
 
@@ -115,28 +116,41 @@ _WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 _MEDIUM = {"preset": "tiny", "d_model": 192, "heads": 6, "d_ff": 768}
 _MUON = Rates(0.003, 0.01)
 
+# The models, and how they are trained: name, model, dropout, R-Drop, learning rates, costs on CPU and GPU.
+_deep = partial(ModelRule, "deep", _DEEP, 0.3, 5, Rates(0.001), Cost(20, 2.2))
+_wide = partial(ModelRule, "wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6))
+_base = partial(ModelRule, "base", _BASE, 0.1, 0, Rates(0.0007), Cost(15, 1.8))
+_medium = partial(ModelRule, "medium", _MEDIUM, 0.2, 2, _MUON, Cost(4.0))
+_wide_dropout = partial(ModelRule, "wide, dropout", _WIDE, 0.3, 0, Rates(0.001), Cost(7.5, 1))
+_wide_short = partial(ModelRule, "wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1))
+_medium_short = partial(ModelRule, "medium, short", _MEDIUM, 0.1, 0, _MUON, Cost(2.1))
+_tiny_long = partial(ModelRule, "tiny, many epochs", _TINY, 0.2, 0, _MUON, Cost(1))
+_tiny_muon = partial(ModelRule, "tiny", _TINY, 0.1, 0, _MUON, Cost(1))
+_tiny = partial(ModelRule, "tiny", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8))
+_symbols = partial(ModelRule, "symbols", _SMALL, 0.2, 2, Rates(0.0012), Cost(8.5, 1.4))
+_tiny_symbols = partial(ModelRule, "tiny symbols", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8))
+
+# When they are used: the first rule that applies.
 MODEL_RULES = (
-    # Name, model, dropout, R-Drop, learning rates, costs on CPU and GPU, device; then min_epochs, max_epochs,
-    # min_tokens, min_pairs and max_pairs. The first rule that applies is used.
-    ModelRule("deep", _DEEP, 0.3, 5, Rates(0.001), Cost(20, 2.2), "any", 100, 250, 0, 2e4, 5e5),
-    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cpu", 100, 250, 1e7, 0, 5e5),
-    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cuda", 45, 250, 0, 0, 2e4),
-    ModelRule("wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6), "cuda", 60, 250, 0, 2e4, 5e5),
-    ModelRule("base", _BASE, 0.1, 0, Rates(0.0007), Cost(15, 1.8), "any", 1, 50, 5e7, 5e5),
-    ModelRule("medium", _MEDIUM, 0.2, 2, _MUON, Cost(4.0), "cpu", 30, 250, 4e6, 0, 1e5),
-    ModelRule("wide, dropout", _WIDE, 0.3, 0, Rates(0.001), Cost(7.5, 1), "any", 35, 100, 1.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1), "any", 8, 40, 2.5e7),
-    ModelRule("wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1), "cuda", 2, 40, 3e6),
-    ModelRule("medium, short", _MEDIUM, 0.1, 0, _MUON, Cost(2.1), "cpu", 2, 40, 1.4e7, 2e4),
-    ModelRule("tiny, many epochs", _TINY, 0.2, 0, _MUON, Cost(1), "cpu", 60, 150, 0, 0, 2e4),
-    ModelRule("tiny", _TINY, 0.1, 0, _MUON, Cost(1), "cpu", 0, 60),
-    ModelRule("tiny", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8), "cuda", 0, 60),
+    _deep(min_epochs=100, min_pairs=2e4, max_pairs=5e5),
+    _wide(device="cpu", min_epochs=100, min_tokens=1e7, max_pairs=5e5),
+    _wide(device="cuda", min_epochs=45, max_pairs=2e4),
+    _wide(device="cuda", min_epochs=60, min_pairs=2e4, max_pairs=5e5),
+    _base(min_epochs=1, max_epochs=50, min_tokens=5e7, min_pairs=5e5),
+    _medium(device="cpu", min_epochs=30, min_tokens=4e6, max_pairs=1e5),
+    _wide_dropout(min_epochs=35, max_epochs=100, min_tokens=1.5e7),
+    _wide_short(min_epochs=8, max_epochs=40, min_tokens=2.5e7),
+    _wide_short(device="cuda", min_epochs=2, max_epochs=40, min_tokens=3e6),
+    _medium_short(device="cpu", min_epochs=2, max_epochs=40, min_tokens=1.4e7, min_pairs=2e4),
+    _tiny_long(device="cpu", min_epochs=60, max_epochs=150, max_pairs=2e4),
+    _tiny_muon(device="cpu", max_epochs=60),
+    _tiny(device="cuda", max_epochs=60),
 )
 """Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig_experiments.py``, see
 docs/autoconfig.md."""
 SYMBOL_RULES = (
-    ModelRule("symbols", _SMALL, 0.2, 2, Rates(0.0012), Cost(8.5, 1.4), "any", 40, 150, 0, 5e3),
-    ModelRule("tiny symbols", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8), "any", 0, 60),
+    _symbols(min_epochs=40, max_epochs=150, min_pairs=5e3),
+    _tiny_symbols(max_epochs=60),
 )
 """for sequences of characters or symbols, instead of sentences"""
 
@@ -284,7 +298,7 @@ def autoconfigure(
     epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
     choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes)
     recipe = _complete(values, choice, corpus, overrides)
-    fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
+    fixed_steps = minutes is None and _number_setting(overrides, "training.steps") is not None
     planned = None if fixed_steps else choice.minutes
     reasons = _reasons(recipe, choice, corpus, planned)
     return AutomaticRecipe(recipe, reasons, planned, values, choice, corpus, overrides)
@@ -305,12 +319,12 @@ def _complete(
     longest: as many steps as help, even if the time is too short.
     """
     rule = choice.rule
-    # Pre-norm is stable even in a short run with a high learning rate.
     own_preset = any(override.startswith("model.preset=") for override in overrides)
     shape = {} if own_preset else rule.model
     sampling = make_recipe(values, "the automatic recipe", overrides).decoding.is_sampling
     complete = {
         **values,
+        # Pre-norm is stable even in a short run with a high learning rate.
         "model": {**shape, "dropout": rule.dropout, "norm_order": "pre"},
         "training": _training(choice, overrides, batch, longest),
         "evaluation": _evaluation(corpus),
@@ -345,7 +359,7 @@ class AutomaticRecipe:
     @property
     def own_steps(self) -> bool:
         """Whether the user has set the number of steps."""
-        return _given(self.overrides, "training.steps") is not None
+        return _number_setting(self.overrides, "training.steps") is not None
 
     def can_change(self, seconds: float) -> bool:
         """Whether there is time for another model, and the user has not set a part of it."""
@@ -420,7 +434,7 @@ def _training(
             smallest = MUON_TOKENS_PER_BATCH
         batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
-    if given := _given(overrides, "training.steps"):
+    if given := _number_setting(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
     optimizer = {"optimizer": "muon"} if rule.rates.muon else {}
@@ -448,7 +462,7 @@ def _setting(overrides: Sequence[str], key: str) -> str | None:
     return values[-1] if values else None
 
 
-def _given(overrides: Sequence[str], key: str) -> str | None:
+def _number_setting(overrides: Sequence[str], key: str) -> str | None:
     """The value that the user sets a key to; None if it is not a number."""
     value = _setting(overrides, key)
     return value if value is not None and value.isdigit() else None

@@ -102,6 +102,9 @@ class Trainer:
         """the copies of the run folder, if the machines do not share it"""
         self.training = recipe.training
         task = TASKS[recipe.task]
+
+        # The network. The order matters: weights are drawn after seeding, initialized from another run, frozen, wrapped
+        # in the loss, made equal in all processes, and sharded.
         torch.manual_seed(self.training.seed)
         self.network = build_network(recipe, prepared.tokenizer).to(group.device)
         self.encoder = task.encoder(recipe)
@@ -120,14 +123,38 @@ class Trainer:
             group.broadcast_tensors(named_weights(self.network).values())
         if self.sharded:
             shard(self.loss_fn, group)
-        self.checkpoint_writer = CheckpointWriter(run, group, shares_folder=mirror is None)
+        if self.training.teacher:
+            assert isinstance(self.loss_fn, Seq2SeqLoss)
+            self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
+
+        # The optimizer, which holds the parameters as sharding left them, and the training step
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
         self.optimizer = OPTIMIZERS[self.training.optimizer](self.network, self.training)
+        self.data_loader = TrainingDataLoader(recipe, prepared, self.encoder, group)
+        self.distributed_loss_fn: nn.Module = self.loss_fn
+        self.cuda_graph_step: CUDAGraphStep | None = None
+        self.train_step = self._make_train_step(packs=can_pack(recipe) and not self.sharded)
+        self.ema: dict[str, Tensor] | None = None
+        if self.training.ema:
+            self._set_ema({name: w.clone() for name, w in named_weights(self.network).items()})
+
+        # Checkpoints
         self.state = TrainingState()
+        self.checkpoint_writer = CheckpointWriter(run, group, shares_folder=mirror is None)
         self.selection: Selection | None = None
         """the weights in the run's model.safetensors; None if there are none yet"""
+
+        # Validation
+        self.model = task.model(
+            recipe, prepared.tokenizer, self.network, group.device, self.training.precision
+        )
+        self.examples = self.validation_pairs(self.training.validate_sentences)
+        """the validation pairs that are translated and scored"""
+        self.evaluation = DistributedEvaluation(self)
+
+        # Time planning, see ``planner``
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
         self.automatic: AutomaticRecipe | None = None
@@ -138,22 +165,6 @@ class Trainer:
         """a plan is not extended beyond this number of steps"""
         self.announced_steps = self.training.steps
         """the number of steps that the user was last told"""
-        if self.training.teacher:
-            assert isinstance(self.loss_fn, Seq2SeqLoss)
-            self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
-        self.data_loader = TrainingDataLoader(recipe, prepared, self.encoder, group)
-        self.distributed_loss_fn: nn.Module = self.loss_fn
-        self.cuda_graph_step: CUDAGraphStep | None = None
-        self.train_step = self._make_train_step(packs=can_pack(recipe) and not self.sharded)
-        self.ema: dict[str, Tensor] | None = None
-        if self.training.ema:
-            self._set_ema({name: w.clone() for name, w in named_weights(self.network).items()})
-        self.model = task.model(
-            recipe, prepared.tokenizer, self.network, group.device, self.training.precision
-        )
-        self.examples = self.validation_pairs(self.training.validate_sentences)
-        """the validation pairs that are translated and scored"""
-        self.evaluation = DistributedEvaluation(self)
 
     def _make_train_step(self, packs: bool) -> TrainStep:
         """The function for one optimizer step, and how batches are laid out for it.

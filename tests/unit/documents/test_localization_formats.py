@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from regard.data.formats.base import ReadOptions
-from regard.data.formats.bilingual import PO, TMX, XLIFF
+from regard.data.formats.localization import PO, TMX, XLIFF
 from regard.documents import DocumentOptions
 from regard.documents.base import xml_tokens
 from tests.unit.documents import samples

@@ -1,7 +1,7 @@
 """The engine: a search can be stopped between two steps, and runs in native code where that is supported."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from regard.inference.engine import Request, SearchInterrupted
 from regard.inference.native_library import NativeLibrary
 from regard.inference.worker_pool import WorkerPool
 from regard.nn.network import named_weights
-from regard.recipe import Recipe, override_decoding
+from regard.recipe import Precision, Recipe, override_decoding
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, native_model_cache
 
@@ -66,9 +66,9 @@ def test_native_code_is_used_for_what_it_supports(
     def record(name: str) -> None:
         method = getattr(engine, name)
 
-        def recorded(requests: Sequence[Request], *arguments: Any) -> list[list[Hypothesis]]:
-            calls.extend([name] * len(requests))
-            found: list[list[Hypothesis]] = method(requests, *arguments)
+        def recorded(*arguments: Any) -> list[list[Hypothesis]]:
+            found: list[list[Hypothesis]] = method(*arguments)
+            calls.extend([name] * len(found))
             return found
 
         monkeypatch.setattr(engine, name, recorded)
@@ -120,14 +120,15 @@ def test_without_the_library_the_summary_names_the_reason(
     assert len(model.translate(["ein Hund"])) == 1
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("packed", "precision"), [(False, "auto"), (True, "fp32")])
 def test_a_network_that_cannot_be_packed_is_used_as_it_is(
-    make_run: Callable[..., Path], packed: bool
+    make_run: Callable[..., Path], packed: bool, precision: Precision
 ) -> None:
     attention = {} if packed else {"key_value_heads": 1}
-    model = Translator.load(make_run(model={"attention": attention}), "cpu", "fp32", threads=2)
+    model = Translator.load(make_run(model={"attention": attention}), "cpu", precision, threads=2)
     assert model.engine.is_packed is packed
     assert ("without packed weights" in model.engine.summary) is not packed
+    assert model.engine.summary.startswith("fp32 on cpu")
     assert model.engine.is_concurrent(model.recipe.decoding) is packed
     model.engine.start_workers()
     assert model.engine.pool is None or packed

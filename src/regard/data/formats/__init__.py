@@ -3,7 +3,7 @@
     base              the registry INPUT_FORMATS, the base classes, the options of reading
     plain_text        line-parallel text files, text without targets, a pair per line; CoNLL-U
     tables            TSV, CSV, XLSX, JSON lines, JSON, Parquet
-    bilingual         files of translation tools: TMX, XLIFF, PO
+    localization      TMX, XLIFF, PO: files of translation memories and other translation tools
     file_collections  folders, patterns and zip archives of files in these formats
     writers           the registry OUTPUT_FORMATS, and a class for each format that is written
 
@@ -24,7 +24,7 @@ user says so; nothing is repaired.
 
 # Importing these modules registers their formats. The order is that of lists of formats.
 # isort: off
-from regard.data.formats import bilingual, tables, file_collections, plain_text  # noqa: F401
+from regard.data.formats import localization, tables, file_collections, plain_text  # noqa: F401
 
 # isort: on
 from regard.data.formats.base import (

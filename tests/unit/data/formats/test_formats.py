@@ -21,7 +21,7 @@ from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
     Skipped,
-    bilingual,
+    localization,
     pair_format,
     pair_suffixes,
     read_conllu,
@@ -81,6 +81,11 @@ def test_adding_a_format_takes_one_class(tmp_path: Path, monkeypatch: pytest.Mon
         Pair("a", "b"),
         Pair("c", "d"),
     ]
+
+
+def test_no_format_has_the_suffix_of_recipes() -> None:
+    """``regard train x.yaml`` would read a recipe as pairs."""
+    assert {".yaml", ".yml"}.isdisjoint(pair_suffixes())
 
 
 def test_several_files_are_read_one_after_another(tmp_path: Path) -> None:
@@ -467,8 +472,8 @@ def test_po_is_parsed_in_parts_as_if_it_were_whole(
     path.write_bytes(content)
     results = []
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
-        parts = [part for _, part in bilingual._po_chunks(path)]
+        monkeypatch.setattr(localization, "PO_CHUNK", size)
+        parts = [part for _, part in localization._po_chunks(path)]
         assert b"".join(parts).strip() == content.replace(b"\r", b"").strip()
         skipped = Skipped()
         results.append((read_file(path, skipped=skipped), skipped.counts))
@@ -485,15 +490,16 @@ def test_a_damaged_message_of_a_po_is_named(
     text = f'{GETTEXT}{more}\nmsgid "x"\nmsgstr y"\n{more}'
     line = text.split("\n").index('msgstr y"') + 1
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual, "PO_CHUNK", size)
+        monkeypatch.setattr(localization, "PO_CHUNK", size)
         problem = refusal(written(tmp_path / "m.po", text))
         assert problem.startswith(f":{line}: not a PO file: Syntax error: 'msgstr y\"")
     path = tmp_path / "m.po"
     path.write_bytes(text.encode().replace(b'msgid "x"', b'msgid "\xff"'))
     assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"
-    unknown = written(path, GETTEXT.replace("UTF-8", "klingon"))
-    assert refusal(unknown) == ": the charset klingon is not known"
-    monkeypatch.setattr(bilingual, "MAX_SIZE", 1000)
+    for charset in ("klingon", "UTF\0", "hex", "undefined"):
+        unknown = written(path, GETTEXT.replace("UTF-8", charset))
+        assert refusal(unknown) == f": the charset {charset!r} is not known"
+    monkeypatch.setattr(localization, "MAX_SIZE", 1000)
     long = 'msgstr ""\n' + '"word word word"\n' * 100
     problem = refusal(written(tmp_path / "m.po", f'{GETTEXT}\nmsgid "x"\n{long}'))
     assert problem.endswith(": a message with more than 1,000 bytes")

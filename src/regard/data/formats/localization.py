@@ -1,4 +1,4 @@
-"""Training pairs from files of translation tools: TMX, XLIFF and PO.
+"""Localization files (TMX, XLIFF and PO): the readers of their training pairs.
 
 ``documents/localization_formats.py`` translates such files.
 
@@ -23,6 +23,7 @@ from regard.data.formats.base import (
     Layout,
     NamePair,
     ReadOptions,
+    abbreviate,
     how_to_choose_languages,
     language_names,
     one_line,
@@ -495,6 +496,8 @@ class PO(InputFormat):
                 location = f"{path}:{line + chunk[: error.start].count(NEWLINE)}"
                 problem = f"not {charset}: byte 0x{chunk[error.start]:02X}"
                 raise RegardError(f"{location}: {problem}") from None
+            except (LookupError, UnicodeError):  # a codec that is not for texts, such as hex
+                raise RegardError(f"{path}: the charset {charset!r} is not known") from None
             # In UTF-8, because translate-toolkit decodes other encodings wrongly.
             if line == 1 and re.search(r'^\ufeff?msgid\s*""\s*msgstr', text, re.MULTILINE):
                 text = PO_CHARSET.sub(r"\1UTF-8", text.removeprefix("\ufeff"))
@@ -539,8 +542,8 @@ def _po_charset(path: DataFile, header: bytes) -> str:
         return "utf-8"
     try:
         return codecs.lookup(match[2]).name
-    except LookupError:
-        raise RegardError(f"{path}: the charset {match[2][:40]} is not known") from None
+    except (LookupError, ValueError):  # ValueError: a null character
+        raise RegardError(f"{path}: the charset {abbreviate(match[2])} is not known") from None
 
 
 def _po_chunks(path: DataFile) -> Iterator[tuple[int, bytes]]:
