@@ -211,7 +211,7 @@ def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str,
     """A hand-set recipe for these files, with the batches and the precision that are fastest on the device."""
     import torch
 
-    from regard.training.cost_model import fastest_batches
+    from regard.training.cpu_kernels import fastest_batches
 
     recipe: dict[str, Any] = json.loads(json.dumps(RECIPES[name]))
     count = sum(1 for _ in source.open(encoding="utf-8"))

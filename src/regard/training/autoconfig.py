@@ -15,6 +15,7 @@ from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
 from regard.inference.device import choose_device
 from regard.recipe import PRESETS, DataConfig, DataFiles, Recipe, TokenizerConfig, make_recipe
+from regard.recipe.registry import find_registry
 from regard.training.cost_model import DeviceSpeed, measure_device
 from regard.training.planner import duration
 from regard.training.train_step import MAX_WORKERS
@@ -137,7 +138,7 @@ MODEL_RULES = (
     _wide(device="cuda", min_epochs=45, max_pairs=2e4),
     _wide(device="cuda", min_epochs=60, min_pairs=2e4, max_pairs=5e5),
     _base(min_epochs=1, max_epochs=50, min_tokens=5e7, min_pairs=5e5),
-    _medium(device="cpu", min_epochs=30, min_tokens=4e6, max_pairs=1e5),
+    _medium(device="cpu", min_epochs=40, min_tokens=4e6, max_pairs=1e5),
     _wide_dropout(min_epochs=35, max_epochs=100, min_tokens=1.5e7),
     _wide_short(min_epochs=8, max_epochs=40, min_tokens=2.5e7),
     _wide_short(device="cuda", min_epochs=2, max_epochs=40, min_tokens=3e6),
@@ -319,18 +320,27 @@ def _complete(
     longest: as many steps as help, even if the time is too short.
     """
     rule = choice.rule
-    own_preset = any(override.startswith("model.preset=") for override in overrides)
-    shape = {} if own_preset else rule.model
-    sampling = make_recipe(values, "the automatic recipe", overrides).decoding.is_sampling
+    given = make_recipe(values, "the automatic recipe", overrides)
+    shape = _shape(rule, given.model.architecture, overrides)
     complete = {
         **values,
         # Pre-norm is stable even in a short run with a high learning rate.
         "model": {**shape, "dropout": rule.dropout, "norm_order": "pre"},
         "training": _training(choice, overrides, batch, longest),
         "evaluation": _evaluation(corpus),
-        **({} if sampling else {"decoding": {"beam": 5, "length_penalty": 1.0}}),
+        **({} if given.decoding.is_sampling else {"decoding": {"beam": 5, "length_penalty": 1.0}}),
     }
     return make_recipe(complete, "the automatic recipe", overrides)
+
+
+def _shape(rule: ModelRule, architecture: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The preset and sizes of the rule, without those that do not fit what the user sets."""
+    if _setting(overrides, "model.preset") is not None:
+        return {}
+    omitted = {*find_registry("model.architecture").choices[architecture].ignores}
+    if _setting(overrides, "model.d_model") is not None:
+        omitted.add("model.heads")  # they may not divide it
+    return {key: value for key, value in rule.model.items() if f"model.{key}" not in omitted}
 
 
 REFIT_RATIO = 1.3
@@ -427,18 +437,19 @@ def _training(
     tokens, rule = choice.tokens, choice.rule
     most = rule.max_epochs * choice.epoch_tokens if longest else tokens
     largest = choice.vocabulary.tokens_per_batch
+    shards = _setting(overrides, "training.sharding") == "full_shard"  # which Muon does not support
+    optimizer = {"optimizer": "muon"} if rule.rates.muon and not shards else {}
+    muon = bool(optimizer) and _setting(overrides, "training.optimizer") in (None, "muon")
     if batch is None:
         batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
         smallest = MIN_TOKENS_PER_BATCH[choice.device] * (2 if choice.speed.spare_cores else 1)
-        if rule.rates.muon and tokens >= MIN_MUON_STEPS * MUON_TOKENS_PER_BATCH:
+        if muon and tokens >= MIN_MUON_STEPS * MUON_TOKENS_PER_BATCH:
             smallest = MUON_TOKENS_PER_BATCH
         batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
     if given := _number_setting(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
-    optimizer = {"optimizer": "muon"} if rule.rates.muon else {}
-    muon = bool(optimizer) and _setting(overrides, "training.optimizer") in (None, "muon")
     rate = {"learning_rate": rule.rates.muon if muon else rule.rates.adam}
     return {
         "steps": steps,

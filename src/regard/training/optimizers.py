@@ -32,20 +32,23 @@ def trained_parameters(network: nn.Module) -> list[nn.Parameter]:
 def _adam(
     kind: type[optim.Adam], network: nn.Module, training: recipe.TrainingConfig
 ) -> optim.Optimizer:
-    return _adam_for(kind, trained_parameters(network), training)
+    parameters = trained_parameters(network)
+    return _adam_for(kind, parameters, training, parameters[0].device)
 
 
 def _adam_for(
-    kind: type[optim.Adam], parameters: list[nn.Parameter], training: recipe.TrainingConfig
+    kind: type[optim.Adam],
+    parameters: list[nn.Parameter],
+    training: recipe.TrainingConfig,
+    device: torch.device,
 ) -> optim.Optimizer:
-    gpu = any(parameter.is_cuda for parameter in parameters)
+    """Adam for parameters on this device; there may be none, if Muon has all weights that are not frozen."""
+    gpu = device.type == "cuda"
     # fused: one kernel for all weights, with the same results. On a GPU the learning rate is a tensor on the device,
     # so that a CUDA graph reads its current value.
     return kind(
         [{"params": parameters}],
-        lr=torch.tensor(training.learning_rate, device=parameters[0].device)
-        if gpu
-        else training.learning_rate,
+        lr=torch.tensor(training.learning_rate, device=device) if gpu else training.learning_rate,
         capturable=gpu,
         betas=training.betas,
         eps=training.epsilon,
@@ -59,12 +62,12 @@ def _muon(network: nn.Module, training: recipe.TrainingConfig) -> optim.Optimize
     in_layers = set(layer_matrices(network))
     matrices = [parameter for parameter in parameters if parameter in in_layers]
     others = [parameter for parameter in parameters if parameter not in in_layers]
-    bf16 = is_bf16(training.precision, parameters[0].device)
+    device = parameters[0].device
     return Muon(
         matrices,
-        _adam_for(optim.AdamW, others, training),
+        _adam_for(optim.AdamW, others, training, device),
         training.weight_decay,
-        torch.bfloat16 if bf16 else torch.float32,
+        torch.bfloat16 if is_bf16(training.precision, device) else torch.float32,
     )
 
 

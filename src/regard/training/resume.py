@@ -162,7 +162,12 @@ def keep_plan(run: RunDir, recipe: Recipe) -> Recipe:
         ) from None
     if requested != planned_values(recipe):
         return recipe
-    training = recipe.training.model_copy(update=planned_values(run.recipe()))
+    return with_plan(recipe, run.recipe())
+
+
+def with_plan(recipe: Recipe, planned: Recipe) -> Recipe:
+    """The recipe with the plan of another."""
+    training = recipe.training.model_copy(update=planned_values(planned))
     return recipe.model_copy(update={"training": training})
 
 

@@ -39,6 +39,7 @@ from regard.training.resume import (
     open_run,
     planned_values,
     restart_seconds,
+    with_plan,
 )
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
@@ -210,8 +211,8 @@ def _make_plan(
         speed = step.tokens / step.seconds
         automatic = automatic.refit(speed, deadline - time.monotonic())
         automatic = trainer.group.broadcast(automatic)
-        before, after = trainer.recipe, automatic.recipe
-        if (before.model, before.batch_tokens) == (after.model, after.batch_tokens):
+        after = automatic.recipe
+        if with_plan(trainer.recipe, after) == after:
             trainer.set_recipe(after)
         else:
             trainer = _replace_trainer(trainer, after, reporter, speed)
@@ -257,16 +258,19 @@ def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) 
 def _replace_trainer(
     trainer: Trainer, recipe: Recipe, reporter: ProgressReporter, tokens_per_second: float
 ) -> Trainer:
-    """A trainer for another model or batch size on the same prepared data."""
+    """A trainer for another model, loss or batch size on the same prepared data."""
     changed = f"batches of {recipe.batch_tokens:,} tokens"
-    if recipe.model != trainer.recipe.model:
+    if describe_model(recipe) != describe_model(trainer.recipe):
         changed = f"{describe_model(recipe)}, {changed}"
     reporter.message(
         f"Measured {tokens_per_second:,.0f} tokens/s; chosen for this speed: {changed}"
     )
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
-    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
+    trainer = Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
+    if recipe.training.tokens_per_batch == "auto":
+        trainer.choose_micro_batches(reporter)
+    return trainer
 
 
 def _fit(

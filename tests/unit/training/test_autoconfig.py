@@ -164,8 +164,39 @@ def test_tiny_is_trained_by_muon_on_a_cpu_unless_the_user_chooses_an_optimizer(
     assert chosen(CPU) == chosen(CPU, "training.optimizer=muon") == ("muon", 0.01)
     assert chosen(CPU, "training.optimizer=adam") == ("adam", 0.003)
     assert chosen(CPU, "training.learning_rate=0.02") == ("muon", 0.02)
+    assert chosen(CPU, "training.sharding=full_shard") == ("adam", 0.003)  # refused with Muon
+    assert chosen(CPU, "training.sharding=auto") == ("muon", 0.01)
     assert chosen(GPU, "model.preset=tiny")[0] == "adam"
     assert any("optimizer Muon" in reason for reason in configure(root, minutes=5)[1])
+
+
+def test_batches_are_large_only_with_muon(corpus_of: Callable[[int, float], str]) -> None:
+    root = corpus_of(100_000, 19 * 4.7)
+    batches = [
+        configure(root, [f"training.optimizer={name}"], minutes=30)[0].batch_tokens
+        for name in ("muon", "adam", "sgd")
+    ]
+    assert batches == [4_096, 1_024, 1_024]
+
+
+@pytest.mark.parametrize(
+    ("change", "sizes"),
+    [
+        ("model.d_model=256", (256, 4, 768)),
+        ("model.d_ff=100", (192, 6, 100)),
+        ("model.heads=2", (192, 2, 768)),
+        ("model.architecture=lstm", (192, 6, 256)),
+        ("model.architecture=convolution", (192, 6, 256)),
+        ("model.architecture=decoder_only", (192, 6, 768)),
+        ("model.preset=small", (256, 4, 1_024)),
+    ],
+)
+def test_the_sizes_of_a_rule_fit_what_the_user_sets(
+    corpus_of: Callable[[int, float], str], change: str, sizes: tuple[int, int, int]
+) -> None:
+    """The rule has 6 heads and a feed-forward layer: 256 is not divisible by 6, and an LSTM has no such layer."""
+    model = configure(corpus_of(5_000, 16 * 4.2), [change], minutes=90)[0].model
+    assert (model.d_model, model.heads, model.d_ff) == sizes
 
 
 def test_steps_are_those_that_the_time_allows_or_the_most_that_help(

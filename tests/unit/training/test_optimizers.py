@@ -18,6 +18,7 @@ from regard.errors import RegardError
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe, TrainingConfig
 from regard.training.distributed import ProcessGroup
+from regard.training.fine_tuning import freeze_weights
 from regard.training.optimizers import (
     COEFFICIENTS,
     ITERATIONS,
@@ -26,6 +27,8 @@ from regard.training.optimizers import (
     layer_matrices,
     learning_rate,
     orthogonalize,
+    set_learning_rate,
+    trained_parameters,
 )
 from regard.training.sharding import shards
 
@@ -249,6 +252,36 @@ def test_embeddings_norms_biases_and_frozen_weights_are_not_orthogonalized(
     assert not [name for name in matrices if "embedding" in name or "norm" in name]
     trained = sum(len(group["params"]) for group in muon.param_groups)
     assert trained == len(names) - 1
+
+
+def test_all_other_weights_may_be_frozen(small_recipe: SmallRecipe) -> None:
+    """As with ``--freeze all-but-self_attention``: nothing is left for AdamW."""
+    recipe = small_recipe(training={"optimizer": "muon"})
+    network = Transformer(recipe.model, 20, 20)
+    freeze_weights(network, ["all-but-self_attention"])
+    trained = trained_parameters(network)
+    assert {*trained} < {*layer_matrices(network)}
+    muon = OPTIMIZERS["muon"](network, recipe.training)
+    before = [weight.clone() for weight in trained]
+    set_learning_rate(muon, 0.1)
+    for weight in trained:
+        weight.grad = torch.randn_like(weight)
+    muon.step()
+    assert not any(torch.equal(*pair) for pair in zip(trained, before, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("frozen", ["norms", "all-but-self_attention"])
+def test_on_a_gpu_a_step_can_be_captured_whatever_is_frozen(
+    small_recipe: SmallRecipe, frozen: str
+) -> None:
+    """A CUDA graph reads the learning rate of both optimizers from the device."""
+    recipe = small_recipe(training={"optimizer": "muon"})
+    network = Transformer(recipe.model, 20, 20).to("cuda")
+    freeze_weights(network, [frozen])
+    matrices, others = OPTIMIZERS["muon"](network, recipe.training).param_groups
+    assert [group["lr"].device.type for group in (matrices, others)] == ["cuda", "cuda"]
+    assert others["capturable"]
 
 
 def test_sharding_is_refused(small_recipe: SmallRecipe) -> None:

@@ -7,9 +7,14 @@ import pytest
 
 from regard.recipe import DataFiles, make_recipe
 from regard.storage.run_dir import RunDir
+from regard.training import out_of_memory
 from regard.training.autoconfig import AutomaticRecipe, autoconfigure
 from regard.training.cost_model import DeviceSpeed
-from regard.training.run import train
+from regard.training.optimizers import Muon
+from regard.training.progress import ProgressReporter
+from regard.training.run import Interrupted, train
+from regard.training.stopping import StopReason
+from regard.training.trainer import Trainer
 
 FILES = DataFiles(pairs=("x.tsv",))
 
@@ -50,3 +55,54 @@ def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
     assert (model.recipe.model.encoder_layers, model.recipe.model.d_model) == (1, 16)
     assert RunDir(tmp_path / "again").recipe().model == model.recipe.model
     assert capsys.readouterr().err.count("chosen for this speed") == 2
+
+
+def choose_again(
+    folder: Path, patch: pytest.MonkeyPatch, overrides: list[str], section: str, **changes: object
+) -> Trainer:
+    """Start a training whose recipe is chosen again with these changes; returns the trainer that would train."""
+    lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
+    (folder / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    small = ["training.device=cpu", "model.d_ff=16", "model.d_model=16", "model.heads=2"]
+    speed = DeviceSpeed("cpu", 1e6)
+    chosen = autoconfigure(FILES, str(folder), small + overrides, minutes=1, speed=speed)
+
+    def refit(automatic: AutomaticRecipe, speed: float, seconds: float) -> AutomaticRecipe:
+        changed = getattr(chosen.recipe, section).model_copy(update=changes)
+        return replace(automatic, recipe=chosen.recipe.model_copy(update={section: changed}))
+
+    def fit(trainer: Trainer, reporter: ProgressReporter, deadline: float | None) -> StopReason:
+        trainers.append(trainer)
+        return StopReason.INTERRUPTED
+
+    trainers: list[Trainer] = []
+    patch.setattr(AutomaticRecipe, "refit", refit)
+    patch.setattr(Trainer, "fit", fit)
+    with pytest.raises(Interrupted):
+        train(chosen.recipe, folder / "again", minutes=1, automatic=chosen)
+    (trainer,) = trainers
+    return trainer
+
+
+@pytest.mark.parametrize("changes", [{"rdrop": 2.0}, {"optimizer": "muon"}, {"steps": 30}])
+def test_a_new_choice_trains_as_its_recipe_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+) -> None:
+    """Also if network and batches are the same. If only the plan changes, the trainer need not be replaced."""
+    trainer = choose_again(tmp_path, monkeypatch, [], "training", **changes)
+    training = RunDir(tmp_path / "again").recipe().training
+    assert {name: getattr(training, name) for name in changes} == changes
+    assert trainer.loss_fn.settings.rdrop == training.rdrop
+    assert isinstance(trainer.optimizer, Muon) == (training.optimizer == "muon")
+    assert ("chosen for this speed" in capsys.readouterr().err) == ("steps" not in changes)
+
+
+def test_a_new_choice_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "available_memory", lambda: 1 << 20)
+    automatic = ["training.tokens_per_batch=auto"]
+    trainer = choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
+    assert trainer.recipe.model.decoder_layers == 2
+    assert trainer.state.micro_batches > 1
