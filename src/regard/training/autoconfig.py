@@ -15,7 +15,7 @@ from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
 from regard.inference.device import choose_device
 from regard.recipe import PRESETS, DataConfig, DataFiles, Recipe, TokenizerConfig, make_recipe
-from regard.recipe.registry import find_registry
+from regard.recipe.validation import selected_choices
 from regard.training.cost_model import DeviceSpeed, measure_device
 from regard.training.planner import duration
 from regard.training.train_step import MAX_WORKERS
@@ -277,6 +277,10 @@ def autoconfigure(
     minutes: time limit for the whole run; a default for the device if None.
     speed: the speed of the device, measured if None.
     """
+    if (task := _setting(overrides, "task")) not in (None, "translation"):
+        raise RegardError(
+            f"task: {task} needs a recipe; without one, only models for task: translation are trained"
+        )
     data = DataConfig(root=root, train=files, languages=languages)
     corpus = collect_statistics(pairs or read_pairs(files, data, section=""))
     _check_size(corpus)
@@ -321,26 +325,34 @@ def _complete(
     """
     rule = choice.rule
     given = make_recipe(values, "the automatic recipe", overrides)
-    shape = _shape(rule, given.model.architecture, overrides)
-    complete = {
-        **values,
+    training = _training(choice, overrides, batch, longest)
+    # What the user has chosen may not support what is chosen here.
+    if given.training.activation_checkpointing:
+        training["batching"] = "padded"
+    if given.model.architecture == "non_autoregressive":
+        training["rdrop"] = 0
+    sections = {
         # Pre-norm is stable even in a short run with a high learning rate.
-        "model": {**shape, "dropout": rule.dropout, "norm_order": "pre"},
-        "training": _training(choice, overrides, batch, longest),
+        "model": {**_shape(rule, overrides), "dropout": rule.dropout, "norm_order": "pre"},
+        "training": training,
         "evaluation": _evaluation(corpus),
-        **({} if given.decoding.is_sampling else {"decoding": {"beam": 5, "length_penalty": 1.0}}),
+        "decoding": {} if given.decoding.is_sampling else {"beam": 5, "length_penalty": 1.0},
     }
-    return make_recipe(complete, "the automatic recipe", overrides)
+    ignored = {option for _, selected in selected_choices(given) for option in selected.ignores}
+    complete = {
+        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in ignored}
+        for section, keys in sections.items()
+    }
+    return make_recipe({**values, **complete}, "the automatic recipe", overrides)
 
 
-def _shape(rule: ModelRule, architecture: str, overrides: Sequence[str]) -> dict[str, Any]:
+def _shape(rule: ModelRule, overrides: Sequence[str]) -> dict[str, Any]:
     """The preset and sizes of the rule, without those that do not fit what the user sets."""
     if _setting(overrides, "model.preset") is not None:
         return {}
-    omitted = {*find_registry("model.architecture").choices[architecture].ignores}
-    if _setting(overrides, "model.d_model") is not None:
-        omitted.add("model.heads")  # they may not divide it
-    return {key: value for key, value in rule.model.items() if f"model.{key}" not in omitted}
+    # The number of heads may not divide the user's width.
+    omitted = {"heads"} if _setting(overrides, "model.d_model") is not None else set()
+    return {key: value for key, value in rule.model.items() if key not in omitted}
 
 
 REFIT_RATIO = 1.3

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
+from regard.recipe.registry import LOCATIONS, find_registry
 from regard.training import autoconfig as module
 from regard.training.autoconfig import (
     MIN_PAIRS,
@@ -197,6 +199,36 @@ def test_the_sizes_of_a_rule_fit_what_the_user_sets(
     """The rule has 6 heads and a feed-forward layer: 256 is not divisible by 6, and an LSTM has no such layer."""
     model = configure(corpus_of(5_000, 16 * 4.2), [change], minutes=90)[0].model
     assert (model.d_model, model.heads, model.d_ff) == sizes
+
+
+REFUSED = {
+    "task": {"tagging", "classification", "masked_lm", "language_model"},
+    "model.position": {"tree"},  # needs parses
+    "model.attention.decoder": {"linformer", "bigbird"},
+    "model.attention.cross_attention": {"window", "bigbird"},
+    "model.non_autoregressive.length": {"eos"},  # needs architecture: non_autoregressive
+    "evaluation.metrics": {"accuracy", "f1", "perplexity", "word_perplexity"},  # of other tasks
+}
+LISTS = ("decoding.protect", "evaluation.metrics")
+
+
+@pytest.mark.parametrize("speed", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("minutes", [5, 90])
+def test_automatic_values_give_way_to_every_choice_of_the_user(
+    corpus_of: Callable[[int, float], str], speed: DeviceSpeed, minutes: float
+) -> None:
+    root = corpus_of(5_000, 16 * 4.2)
+    speed = replace(speed, reference=27_000.0, batching="packed")
+    choices = [(key, name) for key in LOCATIONS for name in find_registry(key).choices]
+    for key, name in choices:
+        setting = f"{key}=[{name}]" if key in LISTS else f"{key}={name}"
+        if name in REFUSED.get(key, ()):
+            with pytest.raises(RegardError, match=rf"{key}: '?{name}"):
+                configure(root, [setting], minutes, speed)
+        else:
+            configure(root, [setting], minutes, speed)
+    recipe, _ = configure(root, ["training.activation_checkpointing=true"], minutes, speed)
+    assert recipe.training.batching == "padded"
 
 
 def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
