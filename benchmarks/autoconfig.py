@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import combining, normalize
 
 import yaml
 from reporting import markdown_table, replace_section
@@ -32,6 +33,32 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "autoconfig.json"
 PAGE = HERE.parent / "docs" / "autoconfig.md"
 BEGIN, END = "<!-- begin autoconfig -->\n", "<!-- end autoconfig -->\n"
+
+
+def with_typos(text: str, draw: random.Random) -> str:
+    """A fifth of the words of three or more letters get a typo: swapped, missing, additional or wrong letters."""
+    words = text.split(" ")
+    for number, word in enumerate(words):
+        if len(word) > 2 and draw.random() < 0.2:
+            place, kind = draw.randrange(len(word) - 1), draw.randrange(4)
+            start, first, second, end = (
+                word[:place],
+                word[place],
+                word[place + 1],
+                word[place + 2 :],
+            )
+            letter = draw.choice("abcdefghijklmnopqrstuvwxyz")
+            words[number] = (
+                start + second + first + end,
+                start + second + end,
+                start + letter + first + second + end,
+                start + letter + second + end,
+            )[kind]
+    return " ".join(words)
+
+
+def without_diacritics(text: str, _: random.Random) -> str:
+    return "".join(letter for letter in normalize("NFD", text) if not combining(letter))
 
 
 class Corpus(NamedTuple):
@@ -46,6 +73,8 @@ class Corpus(NamedTuple):
     """a random cut of the training data"""
     noise: float = 0.0
     """share of the training pairs whose target belongs to another source"""
+    damage: Callable[[str, random.Random], str] | None = None
+    """text repair: the sources are the targets, damaged by this function"""
 
 
 CORPORA = {
@@ -67,6 +96,12 @@ CORPORA = {
     "3am": Corpus("3am_enzh/train", "3am_enzh/test", "en", "zh"),
     "tatoeba-enfr": Corpus("tatoeba_enfr/train", "tatoeba_enfr/test", "fr", "en"),
     "tatoeba-ende": Corpus("tatoeba_ende/train", "tatoeba_ende/valid", "en", "de"),
+    "typos": Corpus(
+        "multi30k/train", "multi30k/test_2016_flickr", "typos", "en", damage=with_typos
+    ),
+    "diacritics": Corpus(
+        "lafand/en-ibo.train", "lafand/en-ibo.test", "plain", "ibo", damage=without_diacritics
+    ),
 }
 
 
@@ -124,6 +159,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 AUTO = {
     "auto": [],
     "auto-simcut": ["--set", "training.rdrop=0", "--set", "training.simcut=3"],
+    "auto-char": ["--set", "tokenizer.kind=char"],
 }
 """Training runs without a recipe: the rules as they are, and changes that were tried."""
 
@@ -178,7 +214,8 @@ def device_name(device: str) -> str:
 
     if device != "cpu" and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
-    return f"{len(os.sched_getaffinity(0))} CPU cores"
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} CPU core{'s' * (cores > 1)}"
 
 
 def train_and_score(
@@ -238,15 +275,15 @@ def data_files(name: str, part: str, folder: Path) -> tuple[Path, Path]:
 def write_data(name: str, folder: Path) -> None:
     """Write the training and test files of a corpus; test pairs that share a side with training pairs are left out."""
     corpus = CORPORA[name]
-    pairs = read_pairs(corpus.train, corpus)
+    draw = random.Random(1)
+    pairs = read_pairs(corpus.train, corpus, draw)
     sides = [set(side) for side in zip(*pairs, strict=True)]
     test = [
         pair
         for stem in corpus.test.split()
-        for pair in read_pairs(stem, corpus)
+        for pair in read_pairs(stem, corpus, draw)
         if not any(text in side for text, side in zip(pair, sides, strict=True))
     ]
-    draw = random.Random(1)
     if corpus.pairs:
         pairs = draw.sample(pairs, corpus.pairs)
     noisy = draw.sample(range(len(pairs)), int(corpus.noise * len(pairs)))
@@ -260,8 +297,11 @@ def write_data(name: str, folder: Path) -> None:
             file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
 
-def read_pairs(stem: str, corpus: Corpus) -> list[tuple[str, str]]:
-    return list(zip(lines(stem, corpus.source), lines(stem, corpus.target), strict=True))
+def read_pairs(stem: str, corpus: Corpus, draw: random.Random) -> list[tuple[str, str]]:
+    targets = lines(stem, corpus.target)
+    if corpus.damage:
+        return [(corpus.damage(target, draw), target) for target in targets]
+    return list(zip(lines(stem, corpus.source), targets, strict=True))
 
 
 def lines(stem: str, language: str) -> list[str]:

@@ -33,6 +33,25 @@ def test_test_pairs_that_share_a_side_with_training_pairs_are_left_out(
     assert (out / "corpus.test.yy").read_text() == "D\nF\n"
 
 
+def test_sources_of_text_repair_are_damaged_targets(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    (tmp_path / "train.yy").write_text("ọ bụ eziokwu\n" * 40)
+    (tmp_path / "test.yy").write_text("Ị na-aga\n")
+
+    def sources(damage: str, part: str) -> list[str]:
+        corpus = benchmark.Corpus("train", "test", "xx", "yy", damage=getattr(benchmark, damage))
+        monkeypatch.setitem(benchmark.CORPORA, damage, corpus)
+        benchmark.write_data(damage, tmp_path)
+        assert (tmp_path / f"{damage}.yy").read_text() == (tmp_path / "train.yy").read_text()
+        return (tmp_path / f"{damage}{part}.xx").read_text().splitlines()
+
+    assert sources("without_diacritics", "") == ["o bu eziokwu"] * 40
+    assert sources("without_diacritics", ".test") == ["I na-aga"]
+    assert 1 < len(set(sources("with_typos", ""))) < 40, "some sentences have no typo"
+
+
 def test_the_table_compares_with_the_best_hand_set_recipe(benchmark: ModuleType) -> None:
     common = {"device": "H200", "minutes": 5.0, "jobs": 6, "corpus": "c", "seconds": 300.0}
     bleu = {"auto": 20.0, "wide": 20.5, "tiny": 11.0}
