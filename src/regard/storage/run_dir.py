@@ -283,7 +283,8 @@ class RunDir:
             f"parameters   {card['parameters']:,}",
             f"vocabulary   {vocabulary['source']:,} source, {vocabulary['target']:,} target",
             f"data         {counts['kept']:,} training pairs",
-            f"training     {card['steps']:,} steps, {card['epochs']} epoch{'s' * (card['epochs'] != 1)}, "
+            f"training     {card['steps']:,} step{'s' * (card['steps'] != 1)}, "
+            f"{card['epochs']} epoch{'s' * (card['epochs'] != 1)}, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
             *(
