@@ -115,8 +115,9 @@ def test_files_are_understood_and_trained_on(
         write(tmp_path / name, [line])
     hint = "are --source and --reference swapped?"
     for files, is_swapped in ((("test.en", "test.de"), False), (("test.de", "test.en"), True)):
-        arguments = ("evaluate", "run", "--source", files[0], "--reference", files[1])
-        assert (hint in succeeds_inside(*arguments, cwd=tmp_path).stderr) is is_swapped
+        options = ("--source", files[0], "--reference", files[1])
+        done = succeeds_inside("evaluate", "run", *options, cwd=tmp_path)
+        assert (hint in done.stderr) is is_swapped
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
