@@ -431,7 +431,7 @@ def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[st
     )
     assert chosen_for in done.stderr
     assert "dropout 0." in done.stderr
-    assert "both sides are sequences of 8 symbols" in done.stderr
+    assert "both sides are sequences of 8 different symbols" in done.stderr
     assert (runs / name / "card.json").is_file()
 
 

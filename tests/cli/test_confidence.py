@@ -78,3 +78,10 @@ def test_suspicious_translations_are_reported_up_to_a_limit(
     assert len(found) == 3
     quiet = succeeds_inside("translate", "run", "a b c", cwd=workshop)
     assert "suspicious" not in quiet.stderr
+
+
+def test_a_source_of_unknown_words_is_reported(workshop: Path) -> None:
+    done = succeeds_inside("translate", "run", "犬 猫", "--json", cwd=workshop)
+    (problem, *_) = json.loads(done.stdout)["problems"]
+    assert problem.startswith("most of the source is not in the vocabulary (")
+    assert f"line 1: suspicious translation: {problem}" in done.stderr

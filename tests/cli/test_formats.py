@@ -111,6 +111,13 @@ def test_files_are_understood_and_trained_on(
     swapped = inside(*evaluate, "de,en", cwd=tmp_path)
     assert "--columns de,en: wrong order; the model translates en to de" in swapped.stderr
     succeeds_inside(*evaluate, "en,de", cwd=tmp_path)
+    for name, line in (("test.en", "a dog"), ("test.de", "ein Hund")):
+        write(tmp_path / name, [line])
+    hint = "are --source and --reference swapped?"
+    for files, is_swapped in ((("test.en", "test.de"), False), (("test.de", "test.en"), True)):
+        options = ("--source", files[0], "--reference", files[1])
+        done = succeeds_inside("evaluate", "run", *options, cwd=tmp_path)
+        assert (hint in done.stderr) is is_swapped
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -263,6 +263,13 @@ def _test_pairs(
     # The languages of the model select those of a file that has several.
     language_pair = languages or data.languages
     test_data = DataConfig(root=".", train=test, languages=language_pair, context=data.context)
+    named = DataConfig(root=".", train=test).language_pair
+    if data.named and not data.targets and named == data.language_pair[::-1] != data.language_pair:
+        typer.echo(
+            f"warning: the names of the files say {named[0]} to {named[1]}, but the model translates "
+            f"{named[1]} to {named[0]}; are --source and --reference swapped?",
+            err=True,
+        )
     test_pairs = list(read_pairs(test, test_data, "", skipped))
     for line in skipped.messages():
         typer.echo(line, err=True)

@@ -167,7 +167,7 @@ def prune(
 def _describe(candidate: Prunable) -> str:
     """One line: the files of a run that can be deleted."""
     listed = [
-        f"{len(files)} {category} {_bytes(candidate.bytes_of(category))}"
+        f"{len(files)} checkpoint{'s' * (len(files) != 1)} {_bytes(candidate.bytes_of(category))}"
         if category == "checkpoints"
         else f"{category} {_bytes(candidate.bytes_of(category))}"
         for category, files in candidate.files.items()

@@ -243,7 +243,8 @@ def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[st
             f"{_pairs(report.rejected)} ({share:.1%})"
         )
         languages = f" --languages {','.join(report.languages)}" if report.languages else ""
-        steps.append(f"regard train clean.tsv{languages}  trains on the others")
+        if report.rejected < report.pairs:
+            steps.append(f"regard train clean.tsv{languages}  trains on the others")
     else:
         steps.append(f"regard train {files}  can use the data as they are")
     for first, last, shift in report.stretches[:3]:
@@ -255,6 +256,11 @@ def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[st
         steps.append(
             "more than half of the pairs would be dropped: look at rejected.tsv first; --skip RULE turns a rule off"
         )
+        if skipped := _rules_of_translations(findings.values()):
+            options = " ".join(f"--skip {rule}" for rule in skipped)
+            steps.append(
+                f"{command} {options} --output clean.tsv  if these are not translations, but summaries or corrections"
+            )
     if "encoding" in findings:
         steps.append("export the original texts again as UTF-8 if you can: damaged pairs are lost")
     for split in report.held_out:
@@ -273,6 +279,25 @@ def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[st
             f"regard data score {files} --output scored.tsv  ranks the pairs by models trained on them"
         )
     return steps
+
+
+NOT_TRANSLATION = ("ratio", "copy")
+"""Rules that most pairs of other tasks break: summaries are short, corrected texts are almost copies."""
+TRANSLATION_RULES = (
+    *("ratio", "copy", "untranslated", "unrelated", "language"),
+    *("numbers", "placeholders", "length"),
+)
+"""Rules that hold for translations only. In other tasks, texts may also be long."""
+MANY = 0.5
+"""share of the pairs"""
+
+
+def _rules_of_translations(findings: Iterable[Finding]) -> list[str]:
+    """The rules to turn off if most pairs break one of ``NOT_TRANSLATION``."""
+    found = {finding.rule: finding.share for finding in findings if finding.rejects}
+    if all(found.get(rule, 0) <= MANY for rule in NOT_TRANSLATION):
+        return []
+    return [rule for rule in TRANSLATION_RULES if rule in found]
 
 
 def _pairs(count: int) -> str:

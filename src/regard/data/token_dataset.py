@@ -68,11 +68,10 @@ def write_dataset(
 def check_not_empty(path: Path, counts: CleaningCounts) -> None:
     """Raise if no pairs were kept."""
     if counts.kept == 0:
-        raise RegardError(
-            f"{path}: no pairs to store; {counts.summary}; see data.clean in the recipe"
-            if counts.read
-            else f"{path}: no pairs to store; none were read"
-        )
+        why = f"{counts.summary}; see data.clean in the recipe" if counts.read else "none were read"
+        if counts.too_long:
+            why += ", or keep longer texts, for example with --set data.clean.max_tokens=1000"
+        raise RegardError(f"{path}: no pairs to store; {why}")
 
 
 @contextmanager

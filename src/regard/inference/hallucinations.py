@@ -42,6 +42,8 @@ MIN_EXPECTED_LETTERS = 0.2
 """share of the letters of a translation that must be in an expected script"""
 MIN_LETTERS = 5
 """the script of a text with fewer letters is not determined"""
+MAX_UNKNOWN = 0.5
+"""share of the tokens of a source that may be unknown"""
 MIN_LANGUAGE_LETTERS = 20
 MIN_LANGUAGE_PROBABILITY = 0.95
 """for another language than the target language"""
@@ -51,7 +53,7 @@ EXTRA_TOKENS = 5
 
 class Problem(NamedTuple):
     kind: str
-    """repetition, copied source, wrong script, wrong language, too long, too short, or cut off"""
+    """repetition, copied source, wrong script, wrong language, too long, too short, empty, cut off, unknown source"""
     message: str
 
 
@@ -107,10 +109,20 @@ class OutputChecker:
         self.other = tuple(sorted({*codes} - {self.language})) if language else ()
 
     def problems(
-        self, source: str, translation: str, lengths: tuple[int, int], finished: bool = True
+        self,
+        source: str,
+        translation: str,
+        lengths: tuple[int, int],
+        finished: bool = True,
+        unknown: tuple[int, int] = (0, 0),
     ) -> list[Problem]:
-        """What is wrong with a translation; lengths: of source and translation, in tokens without EOS."""
+        """What is wrong with a translation.
+
+        lengths: of source and translation, in tokens without EOS.
+        unknown: see ``Translator.count_unknown``.
+        """
         problems = [
+            _unknown(*unknown),
             self._length(*lengths, finished),
             _repetition(source, translation),
             self._copy(source, translation),
@@ -125,6 +137,8 @@ class OutputChecker:
         lengths = f"{target:,} tokens for a source of {source:,}"
         if not finished:
             return Problem("cut off", f"cut off after {target:,} tokens")
+        if source and not target:
+            return Problem("empty", "empty")
         if target > 2 * high * (source + 1) + EXTRA_TOKENS:
             return Problem("too long", f"far too long: {lengths}")
         if target + EXTRA_TOKENS < low / 2 * (source + 1):
@@ -159,6 +173,16 @@ class OutputChecker:
         if language == self.language or probability < MIN_LANGUAGE_PROBABILITY:
             return None
         return Problem("wrong language", f"in {language}, not {self.language}")
+
+
+def _unknown(unknown: int, source: int) -> Problem | None:
+    if unknown <= MAX_UNKNOWN * source:
+        return None
+    return Problem(
+        "unknown source",
+        f"most of the source is not in the vocabulary ({unknown:,} of {source:,} tokens); write it as in the "
+        "training data",
+    )
 
 
 def words(text: str) -> list[str]:

@@ -283,9 +283,15 @@ class RunDir:
             f"parameters   {card['parameters']:,}",
             f"vocabulary   {vocabulary['source']:,} source, {vocabulary['target']:,} target",
             f"data         {counts['kept']:,} training pairs",
-            f"training     {card['steps']:,} steps, {card['epochs']} epoch{'s' * (card['epochs'] != 1)}, "
+            f"training     {card['steps']:,} step{'s' * (card['steps'] != 1)}, "
+            f"{card['epochs']} epoch{'s' * (card['epochs'] != 1)}, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
+            *(
+                f"validation   {MetricResult(**result)}"
+                for result in card.get("valid_scores", ())
+                if not card["test"]
+            ),
             *(f"test         {MetricResult(**result)}" for result in card["test"]),
             *self._describe_fine_tuning(card.get("fine_tuning")),
             f"command      {card['command']}",

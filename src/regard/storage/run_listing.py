@@ -69,7 +69,7 @@ class RunSummary:
     """en-de; empty if they are not known"""
     parameters: int | None
     score: str
-    """the first test score, or the best validation score so far"""
+    """the first test score, or the validation score after training, or the best one so far"""
     disk: int
     """bytes of all files in the folder"""
 
@@ -168,12 +168,13 @@ def _parameters(run: RunDir, card: Mapping[str, Any], events: list[dict[str, Any
 def _best_score(
     card: Mapping[str, Any], events: list[dict[str, Any]], recipe: Recipe | None
 ) -> str:
-    """The first test score; else the score of the best validation; else its loss."""
+    """The first test score; else the validation score after training, or that of the best validation, or its loss."""
     try:
-        if card.get("test"):
-            result = MetricResult(**card["test"][0])
-            interval = "" if result.low is None else f" ({result.low:.1f}-{result.high:.1f})"
-            return f"{result.name} {result.value:.1f}{interval}"
+        for split, scores in (("", card.get("test")), ("validation ", card.get("valid_scores"))):
+            if scores:
+                result = MetricResult(**scores[0])
+                interval = "" if result.low is None else f" ({result.low:.1f}-{result.high:.1f})"
+                return f"{split}{result.name} {result.value:.1f}{interval}"
         metric = recipe.evaluation.metrics[0] if recipe else ""
         best_events = [
             event for event in events if event.get("event") == "valid" and event.get("best")

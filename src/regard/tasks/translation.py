@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.recasing import is_all_caps, is_upper_case, restore_case, sentence_case, upper_case
-from regard.data.special_tokens import UNK
+from regard.data.special_tokens import SPACE_SYMBOL, UNK
 from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
@@ -635,6 +635,20 @@ class Translator(SequenceGenerator):
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return super().count_tokens(self.recased(texts))
+
+    def count_unknown(self, text: str) -> tuple[int, int]:
+        """How many source tokens are unknown, and how many there are besides spaces.
+
+        The bytes of an unknown character count as one token: all but its first are continuation bytes, 0x80 to 0xBF.
+        """
+        vocabulary = self.tokenizer.source
+        (ids,) = vocabulary.encode(self.recased([text]))
+        byte_ids = vocabulary.byte_ids
+        continuation = {*byte_ids[0x80:0xC0]} - {UNK}
+        unknown = {UNK, *byte_ids} - continuation
+        spaces = vocabulary.pieces(ids).count(SPACE_SYMBOL)
+        ignored = spaces + sum(i in continuation for i in ids)
+        return sum(i in unknown for i in ids), len(ids) - ignored
 
     def _encode_prefix(self, prefix: str, text: str) -> list[int]:
         ids = self.encode_translation(prefix, text)

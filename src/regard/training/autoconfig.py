@@ -25,6 +25,10 @@ MAX_SYMBOLS = 200
 """Texts with more distinct words are not sequences of symbols such as phonemes."""
 MAX_WORD_LENGTH, MAX_UNSPACED_WORD_LENGTH = 20, 6
 """Texts without spaces are words up to this mean length in characters; the second is for scripts without spaces."""
+SUMMARY_RATIO = 5
+"""Targets are summaries if the sources are this many times as long, in characters."""
+MANY_COPIES = 0.9
+"""share of the targets that equal their sources, from which on one of the files is probably the wrong one"""
 IDEOGRAPHS_PER_TOKEN = 1.3
 """In Chinese and Japanese, where a token is one or two characters."""
 MIN_STEPS = 6_000
@@ -296,6 +300,8 @@ def autoconfigure(
         values["data"]["hold_out"] = round(hold_out, 4)
     if languages:
         values["data"]["languages"] = languages
+    if corpus.summary_ratio:
+        values["data"]["clean"] = {"max_ratio": None, "truncate": True}
     if corpus.tokenizer_kinds:
         values["tokenizer"] = _symbol_tokenizer(corpus, overrides)
     partial = make_recipe(values, "the automatic recipe", overrides)
@@ -517,16 +523,29 @@ def _reasons(
     held_out = f"about {100 * recipe.data.hold_out:.2g}% of the pairs, held out"
     warnings = _warnings(choice, corpus) if minutes else []
     return [
-        f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
+        f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens per target; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
         + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes and not warnings else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
         + (", optimizer Muon" if training.optimizer == "muon" else ""),
+        *_cleaning(recipe, corpus),
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
         *_tips(choice),
         *warnings,
+        *_copy_warning(corpus),
+    ]
+
+
+def _cleaning(recipe: Recipe, corpus: CorpusStatistics) -> list[str]:
+    """How pairs of long sources and short targets are used."""
+    clean, ratio = recipe.data.clean, corpus.summary_ratio
+    if not ratio or clean.max_ratio is not None or not clean.truncate:
+        return []
+    return [
+        f"lengths: sources are about {ratio:.0f} times as long as targets, as for summaries; no pair is dropped for "
+        f"that, and sources are cut to {clean.max_tokens} tokens"
     ]
 
 
@@ -574,6 +593,15 @@ def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
     return [
         f"warning: {duration(60 * choice.minutes)} is too short to train a useful model on real text; "
         f"allow at least {duration(60 * minutes)}"
+    ]
+
+
+def _copy_warning(corpus: CorpusStatistics) -> list[str]:
+    share = corpus.copies / max(1, corpus.pairs)
+    if share < MANY_COPIES:
+        return []
+    return [
+        f"warning: {math.floor(100 * share)}% of the targets equal their sources; is one of the files the wrong one?"
     ]
 
 
@@ -637,6 +665,11 @@ class SideStatistics:
             self.symbols.update(words)
 
     @property
+    def width(self) -> int:
+        """The length of all texts in characters; ideographs count as three, as in ``regard data check``."""
+        return self.characters + 3 * self.ideographs
+
+    @property
     def bleu_tokenizer(self) -> str:
         """sacreBLEU's tokenizer for texts without spaces between words."""
         kana = any("\u3040" <= letter <= "\u30ff" for letter in self.alphabet)
@@ -660,7 +693,7 @@ def is_symbol_set(words: set[str], texts: int) -> bool:
 
 
 def _describe_kind(kind: str, symbols: set[str]) -> str:
-    count = f"{len(symbols)} symbols" if len(symbols) > 1 else "one symbol"
+    count = f"{len(symbols)} different symbols" if len(symbols) > 1 else "one symbol"
     return f"sequences of {count}" if kind == "word" else "single words"
 
 
@@ -668,6 +701,8 @@ class CorpusStatistics(NamedTuple):
     pairs: int
     source: SideStatistics
     target: SideStatistics
+    copies: int = 0
+    """pairs whose target equals the source"""
 
     @property
     def alphabet(self) -> set[str]:
@@ -689,6 +724,12 @@ class CorpusStatistics(NamedTuple):
         if kind == target_kind == "word" and not is_symbol_set(self.symbols, self.pairs):
             return None
         return kind, target_kind
+
+    @property
+    def summary_ratio(self) -> float:
+        """How many times as long as the targets the sources are, if these are summaries; otherwise 0."""
+        ratio = self.source.width / max(1, self.target.width)
+        return ratio if ratio >= SUMMARY_RATIO and self.tokenizer_kinds is None else 0.0
 
     @property
     def tokenizer_reason(self) -> str:
@@ -725,9 +766,10 @@ class CorpusStatistics(NamedTuple):
 
 def collect_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
     """Count the pairs and what their texts consist of."""
-    count, source, target = 0, SideStatistics(), SideStatistics()
+    count, copies, source, target = 0, 0, SideStatistics(), SideStatistics()
     for pair in pairs:
         count += 1
+        copies += pair.source == pair.target
         source.add(normalize("NFC", pair.source))
         target.add(normalize("NFC", pair.target))
-    return CorpusStatistics(count, source, target)
+    return CorpusStatistics(count, source, target, copies)

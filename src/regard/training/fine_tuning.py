@@ -234,10 +234,13 @@ def _add_target_language(
     source, target = theirs.data.language_pair
     targets = known or [target]
     same = next((code for code in targets if not _differ(code, languages[1])), None)
-    is_new = same is None or _differ(source, languages[0])
+    both_ways = theirs.data.bidirectional
+    is_reversed = not both_ways and any(_is_reversed((source, to), languages) for to in targets)
+    is_new = same is None or _differ(source, languages[0]) or is_reversed
     marian = theirs.tokenizer.kind == "marian"
     if is_new and (marian or not options.extend_vocab):
         how = "import a model for these languages" if marian else "--extend-vocab N adds a language"
+        how = f"swap source and target, or {how}" if is_reversed else how
         raise RegardError(
             f"--from {run}: it translates {source} to {', '.join(targets)}, but the new data are "
             f"{languages[0]} to {languages[1]}; {how}"
@@ -251,6 +254,12 @@ def _differ(code: str, other: str) -> bool:
     """Whether two codes name different languages; ``eng`` may be ``en``, and a group such as ``mul`` may be any."""
     one, two = (normalized_code(text).split("-")[0] for text in (code, other))
     return one != two and len(one) == len(two) and {one, two} <= KNOWN_CODES
+
+
+def _is_reversed(pair: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two pairs of codes are the two directions of one language pair."""
+    source, target = map(normalized_code, pair)
+    return source != target and (target, source) == tuple(map(normalized_code, other))
 
 
 @dataclass(frozen=True)
@@ -361,7 +370,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
     lines = [
         f"from {run}: {model.preset} of {model.encoder_layers}+{model.decoder_layers} layers, width "
         f"{model.d_model}, {recipe.tokenizer.kind} tokenizer",
-        f"{data.pairs:,} new pairs, about {data.tokens:.0f} tokens each",
+        f"{data.pairs:,} new pairs, about {data.tokens:.0f} tokens per target",
         rate,
         f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens (about {epochs:.1f} epochs of "
         f"the new pairs){early if training.patience else ''}",

@@ -61,8 +61,9 @@ class Plan:
         """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, ending at about 18:42”."""
         training, model = self.recipe.training, self.recipe.model
         end = datetime.now() + timedelta(seconds=self.seconds)
+        steps = f"{training.steps:,} step{'s' * (training.steps != 1)}"
         return (
-            f"{pairs:,} pairs, {self.tokens_per_second:,.0f} tokens/s: {training.steps:,} steps of {model.preset} "
+            f"{pairs:,} pairs, {self.tokens_per_second:,.0f} tokens/s: {steps} of {model.preset} "
             f"in {duration(self.seconds)}, ending at about {end:%H:%M}"
         )
 

@@ -178,6 +178,11 @@ def _write_train(
     for line in merged.skipped:
         reporter.message(line)
     reporter.message(f"Training pairs: {train.summary}")
+    if train.kept and (dropped := train.too_long + train.ratio) > train.read / 2:
+        reporter.message(
+            f"warning: {dropped:,} pairs are dropped for their length; if they are good, raise data.clean.max_tokens "
+            "and data.clean.max_ratio, or set data.clean.truncate"
+        )
     counts: dict[str, Any] = {"train": asdict(train)}
     if recipe.training.mix:
         old = merged.counts.get(OLD, CleaningCounts())

@@ -30,7 +30,9 @@ class StopReason(IntEnum):
     def describe(self, training: TrainingConfig) -> str:
         many = training.patience != 1
         return {
-            StopReason.ALL_STEPS: f"all {training.steps:,} steps are done",
+            StopReason.ALL_STEPS: f"all {training.steps:,} steps are done"
+            if training.steps != 1
+            else "the only step is done",
             StopReason.PATIENCE: f"no improvement in the last {training.patience} validations"
             if many
             else "no improvement in the last validation",

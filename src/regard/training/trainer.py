@@ -283,9 +283,10 @@ class Trainer:
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
             return StopReason.INTERRUPTED
-        if deadline is not None and time.monotonic() > deadline - self.time_to_finish():
-            return StopReason.TIME_LIMIT
-        return all_steps_done(self.state, self.training)
+        done = all_steps_done(self.state, self.training)
+        late = deadline is not None and time.monotonic() > deadline - self.time_to_finish()
+        # After the last step there is nothing to resume, also where the time limit has shortened the plan.
+        return StopReason.TIME_LIMIT if late and done is StopReason.NONE else done
 
     # -----------------------------------------------------------------------------------------
     # Time planning, see ``planner``

@@ -196,3 +196,24 @@ def test_a_stretch_that_continues_in_the_next_batch_is_one() -> None:
     found = _merged(cast(Any, SimpleNamespace(rules={"misaligned": rule})))
     assert found == [(0, 99, 1), (150, 300, 2), (309, 310, 2), (311, 312, 1)]
     assert _merged(cast(Any, SimpleNamespace(rules={}))) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "share", "offered"),
+    [("ratio", 0.6, True), ("copy", 0.6, True), ("html", 0.6, False), ("ratio", 0.5, False)],
+)
+def test_other_tasks_than_translation_skip_the_rules_of_translations(
+    rule: str, share: float, offered: bool
+) -> None:
+    findings = [Finding(rule, "", True, "", 60, share), Finding("numbers", "", True, "", 5, 0.05)]
+    findings += [
+        Finding("encoding", "", True, "", 1, 0.01),
+        Finding("all_caps", "", False, "", 9, 0.9),
+    ]
+    report = QualityReport(["a.tsv"], None, pairs=100, rejected=100, findings=findings)
+    steps = next_steps(report, "a.tsv")
+    skips = (
+        f"regard data clean a.tsv --skip {rule} --skip numbers --output clean.tsv  if these are not"
+    )
+    assert any(step.startswith(skips) for step in steps) is offered
+    assert not any(step.startswith("regard train") for step in steps)  # no pair is left

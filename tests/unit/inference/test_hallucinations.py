@@ -38,6 +38,7 @@ def kinds(
         (SOURCE, "The person wearing something has been climbing those stairs.", "wrong language"),
         (SOURCE, " ".join(f"w{n}ort" for n in range(60)), "too long"),
         (" ".join(f"w{n}" for n in range(60)), "Ein Mann.", "too short"),
+        ("Hi.", "", "empty"),
     ],
 )  # fmt: skip
 def test_a_hallucination_is_found(source: str, translation: str, kind: str) -> None:
@@ -112,3 +113,10 @@ def test_runs_and_scripts() -> None:
 def test_one_more_repetition_than_in_the_source_is_allowed() -> None:
     assert kinds("no no no, he said", "nein nein nein nein, sagte er") == []
     assert kinds("no no, he said", "nein nein nein nein, sagte er") == ["repetition"]
+
+
+@pytest.mark.parametrize(("unknown", "kind"), [(2, []), (3, ["unknown source"])])
+def test_a_source_of_unknown_words_is_reported(unknown: int, kind: list[str]) -> None:
+    problems = GERMAN.problems("x y z w", "Ein Mann.", (4, 2), unknown=(unknown, 4))
+    assert [problem.kind for problem in problems] == kind
+    assert not kind or "(3 of 4 tokens)" in problems[0].message

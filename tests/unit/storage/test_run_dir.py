@@ -202,7 +202,11 @@ def test_a_card_of_wrong_types_is_one_line(run_folder: Path, values: dict[str, A
         "command": "x",
     }
     run = RunDir(run_folder)
-    assert "1 steps, 1 epoch, " in "\n".join(run.describe(run.recipe(), card))
+    assert "1 step, 1 epoch, " in "\n".join(run.describe(run.recipe(), card))
+    score = {"metric": "wer", "name": "WER", "value": 63.64, "low": 55.94, "high": 71.33}
+    card["valid_scores"] = [score | {"signature": "s", "higher_is_better": False}]
+    lines = run.describe(run.recipe(), card)
+    assert "validation   WER 63.64 [55.94, 71.33]  s" in lines
     with pytest.raises(RegardError, match=r"card\.json: incomplete card"):
         run.describe(run.recipe(), {**card, **values})
 

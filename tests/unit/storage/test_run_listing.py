@@ -64,6 +64,13 @@ def test_a_finished_run_is_described_by_its_card(tmp_path: Path) -> None:
     assert json.dumps(found.to_json())
 
 
+def test_without_test_data_the_final_validation_score_is_shown(tmp_path: Path) -> None:
+    card = {"test": [], "valid": {"bleu": 12.5}, "valid_scores": [RESULT]}
+    assert summarize(write_run(tmp_path / "run", card)).score == "validation BLEU 31.2 (30.0-32.5)"
+    card["valid_scores"] = []
+    assert summarize(write_run(tmp_path / "short", card)).score == "validation bleu 12.5"
+
+
 def test_other_states(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     found = summarize(run)

@@ -376,7 +376,7 @@ def test_symbols_are_recognized_and_become_words(tmp_path: Path) -> None:
     assert not recipe.tokenizer.shared
     assert not recipe.model.tie_embeddings
     assert recipe.evaluation.metrics == ("wer", "per")
-    assert any("52 symbols" in reason for reason in reasons)  # 26 letters and S0 to S25
+    assert any("52 different symbols" in reason for reason in reasons)  # 26 letters and S0 to S25
 
 
 def words_and_sounds(count: int) -> list[str]:
@@ -393,7 +393,8 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("char", "word")
     assert recipe.evaluation.metrics == ("wer", "per")
     assert any(
-        "single words and targets are sequences of 26 symbols" in reason for reason in reasons
+        "single words and targets are sequences of 26 different symbols" in reason
+        for reason in reasons
     )
     pairs = [Pair(*line.split("\t")) for line in lines]
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
@@ -435,8 +436,8 @@ def test_a_tokenizer_kind_set_by_the_user_is_for_both_sides(tmp_path: Path) -> N
 def test_tokens_are_counted_for_the_selected_kind(tmp_path: Path) -> None:
     root = write(tmp_path, words_and_sounds(2001))
     sounds, letters = (configure(root, change) for change in ([], ["tokenizer.kind=char"]))
-    assert "about 4 tokens each" in sounds[1][0]
-    assert "about 11 tokens each" in letters[1][0]
+    assert "about 4 tokens per target" in sounds[1][0]
+    assert "about 11 tokens per target" in letters[1][0]
 
 
 def test_a_few_exceptions_change_nothing(tmp_path: Path) -> None:
@@ -554,3 +555,31 @@ def test_on_several_cores_small_models_are_trained_in_several_processes(
     assert tips(4, 10) == [f"tip: with --processes 5, {ending} 5 cores"]
     assert tips(15, 10) == [f"tip: with --processes 8, {ending} 16 cores"]
     assert tips(15, 10_000) == []  # a larger model
+
+
+def test_summaries_are_kept_whatever_their_length(tmp_path: Path) -> None:
+    lines = [
+        f"{f'the long message number{n} says much ' * 9}\tmessage number{n}" for n in range(60)
+    ]
+    root = write(tmp_path, lines)
+    recipe, reasons = configure(root)
+    assert (recipe.data.clean.max_ratio, recipe.data.clean.truncate) == (None, True)
+    assert any("sources are about 20 times as long as targets" in reason for reason in reasons)
+    recipe, reasons = configure(root, ["data.clean.max_ratio=30"])
+    assert recipe.data.clean.max_ratio == 30
+    assert not any(reason.startswith("lengths") for reason in reasons)
+    recipe, reasons = configure(write(tmp_path, prose(60)))
+    assert (recipe.data.clean.max_ratio, recipe.data.clean.truncate) == (9, False)
+    assert not any(reason.startswith("lengths") for reason in reasons)
+
+
+@pytest.mark.parametrize(("copies", "share"), [(60, 100), (54, 90), (53, None)])
+def test_a_file_that_was_given_twice_is_noticed(
+    copies: int, share: int | None, tmp_path: Path
+) -> None:
+    lines = [line if n >= copies else f"word{n} x\tword{n} x" for n, line in enumerate(prose(60))]
+    warnings = [reason for reason in configure(write(tmp_path, lines))[1] if "equal" in reason]
+    expected = (
+        f"warning: {share}% of the targets equal their sources; is one of the files the wrong one?"
+    )
+    assert warnings == ([] if share is None else [expected])

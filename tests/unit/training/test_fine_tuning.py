@@ -316,6 +316,16 @@ def test_a_multilingual_run_keeps_its_languages(tmp_path: Path) -> None:
         fine_tuned(run, ("en", "es"))
 
 
+@pytest.mark.parametrize("codes", [("en", "de"), ("en", "hau")])
+def test_pairs_of_the_opposite_direction_are_refused(
+    codes: tuple[str, str], tmp_path: Path
+) -> None:
+    """Even if a code of three letters could name the same language as one of two."""
+    run = translation_run(tmp_path / "run", languages=codes)
+    with pytest.raises(RegardError, match=f"but the new data are {codes[1]} to en; swap source"):
+        fine_tuned(run, codes[::-1])
+
+
 @pytest.mark.parametrize("languages", [("en-US", "de-AT"), ("eng", "deu"), ("en", "mul"), None])
 def test_codes_of_the_same_languages_are_accepted(
     languages: tuple[str, str] | None, tmp_path: Path

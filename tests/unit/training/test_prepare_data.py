@@ -69,6 +69,23 @@ def test_data_are_prepared_again_after_a_failed_preparation(tmp_path: Path) -> N
     assert len(open_prepared(run, full).train) == 3
 
 
+@pytest.mark.parametrize(("ratio", "warned"), [(2, True), (3, False)])
+def test_a_warning_says_why_most_pairs_are_dropped(
+    ratio: int, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "train.tsv", "a b c\tx", "c b a\tx", "a b\ty")
+    data = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "valid": {"pairs": "train.tsv"}}
+    data |= {"clean": {"max_ratio": ratio}}
+    run = RunDir(tmp_path / "run")
+    run.folder.mkdir()
+    reporter = ProgressReporter(run)
+    recipe = make_recipe({"data": data, "tokenizer": {"kind": "word", "vocab_size": 50}}, "test")
+    prepare(run, recipe, reporter)
+    reporter.close()
+    warning = "warning: 2 pairs are dropped for their length; if they are good, raise data.clean"
+    assert (warning in capsys.readouterr().err) is warned
+
+
 @pytest.mark.parametrize(
     ("valid", "message"),
     [

@@ -22,3 +22,12 @@ def test_a_validation_at_a_time_limit_costs_no_patience(steps: list[int], stop: 
         "test",
     ).training
     assert finished(state, training) is stop
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"), [(1, "the only step is done"), (1_200, "all 1,200 steps are done")]
+)
+def test_the_reason_is_a_sentence(steps: int, reason: str) -> None:
+    values = {"data": {"train": {"pairs": "x.tsv"}}, "training": {"steps": steps, "warmup": 1}}
+    training = make_recipe(values, "test").training
+    assert StopReason.ALL_STEPS.describe(training) == reason

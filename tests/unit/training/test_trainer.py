@@ -207,3 +207,21 @@ def test_activation_checkpointing_gives_the_same_weights(
     stored = train_run(tmp_path, "stored")
     computed = train_run(tmp_path, "computed", "training.activation_checkpointing=true")
     assert computed == stored
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"), [(3, StopReason.TIME_LIMIT), (4, StopReason.ALL_STEPS)]
+)
+def test_after_the_last_step_the_time_limit_is_not_the_reason(
+    step: int, reason: StopReason
+) -> None:
+    """The message would tell to resume a training that is finished."""
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(step=step),
+        training=SimpleNamespace(steps=4),
+        time_to_finish=lambda: 1.0,
+    )
+    assert Trainer._stop_reason(trainer, time.monotonic(), interrupted=False) is reason
+    assert (
+        Trainer._stop_reason(trainer, time.monotonic(), interrupted=True) is StopReason.INTERRUPTED
+    )
