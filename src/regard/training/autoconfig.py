@@ -175,6 +175,8 @@ class ChosenModel:
     next_rule: ModelRule | None
     """the next better rule, for which the time is too short"""
     speed: DeviceSpeed
+    source_ratio: float = 1.0
+    """source tokens for each target token, see ``CorpusStatistics.source_ratio``"""
 
     @property
     def tokens(self) -> float:
@@ -216,8 +218,13 @@ def choose(
     vocabulary: VocabularyRule,
     speed: DeviceSpeed,
     minutes: float | None,
+    source_ratio: float = 1.0,
 ) -> ChosenModel:
-    """Apply the rules: the first model for which the time is long enough."""
+    """Apply the rules: the first model for which the time is long enough.
+
+    epoch_tokens: target tokens of an epoch.
+    speed: in target tokens per second, for pairs with this ratio of source tokens to target tokens.
+    """
     rules = [
         rule
         for rule in (SYMBOL_RULES if corpus.tokenizer_kinds else MODEL_RULES)
@@ -236,6 +243,7 @@ def choose(
             speed.device,
             None,
             speed,
+            source_ratio,
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
@@ -307,7 +315,10 @@ def autoconfigure(
     partial = make_recipe(values, "the automatic recipe", overrides)
     speed = speed or measure_device(choose_device(partial.training.device))
     epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
-    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes)
+    source_ratio = corpus.source_ratio(vocabulary, partial)
+    # The encoder takes about half of the time.
+    speed = replace(speed, reference=speed.reference * 2 / (1 + source_ratio))
+    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes, source_ratio)
     recipe = _complete(values, choice, corpus, overrides)
     fixed_steps = minutes is None and _number_setting(overrides, "training.steps") is not None
     planned = None if fixed_steps else choice.minutes
@@ -420,7 +431,9 @@ class AutomaticRecipe:
         if faster or self.is_too_slow(tokens_per_second, seconds):
             minutes = total_minutes(TRAINING_SHARE * (seconds - REBUILD_SECONDS[device]), device)
             vocabulary = choice.vocabulary
-            other = choose(self.corpus, choice.epoch_tokens, vocabulary, speed, minutes)
+            other = choose(
+                self.corpus, choice.epoch_tokens, vocabulary, speed, minutes, choice.source_ratio
+            )
             if other.rule is not choice.rule:
                 fitted, batch = other, None
         recipe = _complete(self.values, fitted, self.corpus, self.overrides, batch, longest=True)
@@ -452,8 +465,10 @@ def _training(
     choice: ChosenModel, overrides: Sequence[str], batch: int | None, longest: bool
 ) -> dict[str, Any]:
     """The training section: as many steps as the time allows, in batches that leave time for ``MIN_STEPS``."""
-    tokens, rule = choice.tokens, choice.rule
-    most = rule.max_epochs * choice.epoch_tokens if longest else tokens
+    rule = choice.rule
+    # Batches are limited by the longer side.
+    tokens = choice.source_ratio * choice.tokens
+    most = choice.source_ratio * rule.max_epochs * choice.epoch_tokens if longest else tokens
     largest = choice.vocabulary.tokens_per_batch
     shards = _setting(overrides, "training.sharding") == "full_shard"  # which Muon does not support
     optimizer = {"optimizer": "muon"} if rule.rates.muon and not shards else {}
@@ -503,14 +518,15 @@ def tunes_decoding(overrides: Sequence[str]) -> bool:
 
 
 def _evaluation(corpus: CorpusStatistics) -> dict[str, Any]:
-    """The metrics; chrF selects checkpoints, because BLEU is not stable on a few hundred sentences."""
+    """The metrics, of which the first selects checkpoints; chrF, because BLEU varies on a few hundred sentences."""
     if corpus.tokenizer_kinds:
         second = "per" if corpus.tokenizer_kinds[1] == "word" else "chrf"
         return {"metrics": ["wer", second]}
-    evaluation: dict[str, Any] = {"metrics": ["chrf", "bleu"]}
     if corpus.target.unspaced > 0.5 * corpus.target.texts:
-        evaluation["tokenize"] = corpus.target.bleu_tokenizer
-    return evaluation
+        return {"metrics": ["chrf", "bleu"], "tokenize": corpus.target.bleu_tokenizer}
+    if corpus.summary_ratio:
+        return {"metrics": ["rouge1", "rouge2", "rougeL"]}
+    return {"metrics": ["chrf", "bleu"]}
 
 
 def _reasons(
@@ -519,7 +535,7 @@ def _reasons(
     """What was chosen, including the user's overrides, and why."""
     training = recipe.training
     tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
-    epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
+    epochs = training.steps * recipe.batch_tokens / (choice.source_ratio * corpus.pairs * tokens)
     held_out = f"about {100 * recipe.data.hold_out:.2g}% of the pairs, held out"
     warnings = _warnings(choice, corpus) if minutes else []
     return [
@@ -664,6 +680,12 @@ class SideStatistics:
         if len(self.symbols) <= MAX_SYMBOLS:
             self.symbols.update(words)
 
+    def tokens(self, rule: VocabularyRule, kind: str) -> float:
+        """Estimated number of tokens of all texts, EOS excluded, with a tokenizer of this kind."""
+        if kind in ("word", "char"):
+            return self.words if kind == "word" else self.characters + self.ideographs + self.texts
+        return self.characters / rule.characters_per_token + self.ideographs / IDEOGRAPHS_PER_TOKEN
+
     @property
     def width(self) -> int:
         """The length of all texts in characters; ideographs count as three, as in ``regard data check``."""
@@ -756,12 +778,15 @@ class CorpusStatistics(NamedTuple):
 
     def tokens_per_target(self, rule: VocabularyRule, tokenizer: TokenizerConfig) -> float:
         """Estimated mean number of tokens of a target, EOS included."""
-        target = self.target
-        exact = {"word": target.words, "char": target.characters + target.ideographs + target.texts}
-        subwords = (
-            target.characters / rule.characters_per_token + target.ideographs / IDEOGRAPHS_PER_TOKEN
-        )
-        return exact.get(tokenizer.of_target.kind, subwords) / max(1, self.pairs) + 1
+        return self.target.tokens(rule, tokenizer.of_target.kind) / max(1, self.pairs) + 1
+
+    def source_ratio(self, rule: VocabularyRule, recipe: Recipe) -> float:
+        """Estimated source tokens for each target token; 1 unless the targets are summaries."""
+        if not self.summary_ratio:
+            return 1.0
+        source = self.source.tokens(rule, recipe.tokenizer.kind) / max(1, self.pairs) + 1
+        target = self.tokens_per_target(rule, recipe.tokenizer)
+        return max(1.0, min(source, recipe.data.clean.max_tokens) / target)
 
 
 def collect_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:

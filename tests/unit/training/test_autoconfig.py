@@ -565,12 +565,30 @@ def test_summaries_are_kept_whatever_their_length(tmp_path: Path) -> None:
     recipe, reasons = configure(root)
     assert (recipe.data.clean.max_ratio, recipe.data.clean.truncate) == (None, True)
     assert any("sources are about 20 times as long as targets" in reason for reason in reasons)
+    assert recipe.evaluation.metrics == ("rouge1", "rouge2", "rougeL")
     recipe, reasons = configure(root, ["data.clean.max_ratio=30"])
     assert recipe.data.clean.max_ratio == 30
     assert not any(reason.startswith("lengths") for reason in reasons)
     recipe, reasons = configure(write(tmp_path, prose(60)))
     assert (recipe.data.clean.max_ratio, recipe.data.clean.truncate) == (9, False)
     assert not any(reason.startswith("lengths") for reason in reasons)
+
+
+def test_steps_of_summaries_are_counted_in_source_tokens(tmp_path: Path) -> None:
+    """A batch of summaries is full of source tokens: an epoch has as many steps as one of the sources."""
+    message = "the long message says much, as messages do,"
+    lines = [f"{message * 12} {n}\t{message} {n}" for n in range(3_000)]
+    fast = DeviceSpeed("cuda", 1e9)
+    chosen = autoconfigure(TEXTS, write(tmp_path, lines), minutes=60, speed=fast)
+    choice, recipe = chosen.choice, chosen.recipe
+    ratio = choice.source_ratio
+    assert ratio == pytest.approx(12, rel=0.2)
+    assert choice.speed.reference == pytest.approx(1e9 * 2 / (1 + ratio))
+    steps = ratio * choice.epochs * choice.epoch_tokens / recipe.batch_tokens
+    assert recipe.training.steps == pytest.approx(steps, rel=0.01)
+    assert any(f"for about {choice.epochs:.0f} epochs" in reason for reason in chosen.reasons)
+    cut = ["data.clean.max_tokens=60"]
+    assert autoconfigure(TEXTS, str(tmp_path), cut, speed=fast).choice.source_ratio < ratio / 1.5
 
 
 @pytest.mark.parametrize(("copies", "share"), [(60, 100), (54, 90), (53, None)])
