@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,13 @@ from pydantic_core import ErrorDetails
 from regard.decoding.options_and_logits_processors import DecodingConfig
 from regard.errors import RegardError, shorten
 from regard.recipe.registry import find_registry
-from regard.recipe.schema import DERIVED_KEYS, ModelConfig, Recipe, TokenizerConfig
+from regard.recipe.schema import (
+    DERIVED_KEYS,
+    ModelConfig,
+    Recipe,
+    RecipeLoader,
+    TokenizerConfig,
+)
 from regard.recipe.validation import Section, as_written
 
 Name = TypeVar("Name", bound=str)
@@ -94,15 +99,6 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
 """Values of earlier versions and their current names."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: 1e3 is a number, with or without a decimal point."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
-)
-
-
 RECIPE_SUFFIXES = (".yaml", ".yml")
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 32
@@ -119,7 +115,7 @@ class _LimitError(Exception):
 def load_yaml(text: str) -> Any:
     """The value of a YAML document, after its limits have been checked."""
     _check_limits(text)
-    return yaml.load(text, Loader=_Loader)
+    return yaml.load(text, Loader=RecipeLoader)
 
 
 def _check_limits(text: str) -> None:
@@ -129,7 +125,7 @@ def _check_limits(text: str) -> None:
     sizes: dict[str, int] = {}  # of each anchor that is complete
     open_anchors: list[str | None] = []
     counts = [0]  # of each open collection, within that of the document
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=RecipeLoader):
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
             if anchor in open_anchors:
@@ -194,7 +190,7 @@ def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
     """Parse the YAML text of a recipe. ``where`` names it in error messages."""
     try:
         values = load_yaml(text)
-        lines = _lines(yaml.compose(text, Loader=_Loader))
+        lines = _lines(yaml.compose(text, Loader=RecipeLoader))
     except _DuplicateKeyError as error:
         raise RegardError(f"{where}: {error}") from None
     except _LimitError as error:

@@ -616,6 +616,22 @@ class EvaluationConfig(Section):
 # The recipe
 
 
+class RecipeLoader(yaml.SafeLoader):
+    """Reads YAML 1.2 floats: 1e3 is a number, with or without a decimal point."""
+
+
+class RecipeDumper(yaml.SafeDumper):
+    """Writes texts that ``RecipeLoader`` would read as numbers, such as a file named 1e3, in quotes."""
+
+
+for _class in (RecipeLoader, RecipeDumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+\Z"),
+        list("-+0123456789"),
+    )
+
+
 class Recipe(Section):
     task: Annotated[str, registered("task")] = "translation"
     data: DataConfig
@@ -675,4 +691,5 @@ class Recipe(Section):
         return BATCH_TOKENS[self.model.preset] if tokens == "auto" else tokens
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        values = self.model_dump(mode="json")
+        return yaml.dump(values, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from regard.errors import RegardError
 from regard.recipe import (
@@ -172,6 +172,7 @@ names = st.text(
 
 
 @settings(max_examples=60)
+@example(None, ["1e3", "1e3.txt", "0e0"], 0.1, (0.9, 0.98), "tiny", 4, True, None)
 @given(
     root=st.none() | names,
     files=st.lists(names, min_size=1, max_size=3),
