@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back.
+"""Tokenizers and vocabularies: text to token ids and back.
 
 SentencePiece trains the vocabulary. The code around it makes sure that ``decode(encode(text))`` returns the normalized
 text exactly, for any text: SentencePiece itself turns U+2581 into a space, drops spaces, and skips training lines with
