@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from regard.cli.evaluate import _test_pairs
 from regard.storage.run_dir import RunDir
-from regard.training import autoconfig
+from regard.training import autoconfig, planner
 from regard.training.cost_model import DeviceSpeed
 from tests.cli.commands import SMALL_MODEL, inside, succeeds_inside, write
 
@@ -130,6 +131,18 @@ def test_files_are_understood_and_trained_on(
     swapped_files = {side: str(tmp_path / name) for side, name in names.items()}
     _test_pairs(cast(Any, model), swapped_files, None)
     assert hint not in capsys.readouterr().err
+
+
+def test_pairs_that_validation_had_no_time_for_are_scored_after_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "VALIDATION_SHARE", 0.0)
+    monkeypatch.setattr(planner, "MAX_VALIDATION_SHARE", 0.0)
+    (tmp_path / "my.tmx").write_text(tmx(PAIRS), encoding="utf-8")
+    minutes = ("--minutes", "0.3", "--set", "training.steps=3", "--set", "data.hold_out=0.4")
+    done = succeeds_inside("train", "my.tmx", *minutes, *SHORT[2:], "--out", "run", cwd=tmp_path)
+    assert "the validation loss selects checkpoints" in done.stderr
+    assert re.search(r"On \d+ validation pairs: .*\n  best ", done.stderr)
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:

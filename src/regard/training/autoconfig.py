@@ -558,9 +558,9 @@ def _reasons(
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens per target; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
         + (f" in {duration(60 * minutes)}" if minutes else ""),
-        *(_alternatives(choice) if minutes and not warnings else ()),
+        *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
-        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
+        f"training: about {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
         + (", optimizer Muon" if training.optimizer == "muon" else ""),
         *_cleaning(recipe, corpus),
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
@@ -621,10 +621,11 @@ def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
         return []
     if corpus.tokenizer_kinds or choice.epochs > 40:
         return []
-    minutes = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
+    enough = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
+    enough = max(math.ceil(enough), math.floor(choice.minutes) + 1)
     return [
         f"warning: {duration(60 * choice.minutes)} is too short to train a useful model on real text; "
-        f"allow at least {duration(60 * minutes)}"
+        f"allow at least --minutes {enough}"
     ]
 
 
