@@ -32,7 +32,8 @@ from reporting import growth_exponent
 from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention import Attention
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import PATTERNS, BigBird, SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import AttentionPosition

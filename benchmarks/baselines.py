@@ -30,7 +30,7 @@ from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.kv_cache import KeyValue
 from regard.nn.layers import EncoderLayer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.inference.confidence import FEATURES, Calibration
+from regard.inference.confidence import FEATURES, ConfidenceCalibration
 from tests.cli.commands import succeeds_inside
 
 
@@ -18,7 +18,9 @@ def calibrated(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("calibrated") / "run"
     shutil.copytree(workshop / "run", folder)
     card: dict[str, Any] = json.loads((folder / "card.json").read_text())
-    card["confidence"] = Calibration((0.5,) * len(FEATURES), -0.25, 400, 300, 0.8).to_json()
+    card["confidence"] = ConfidenceCalibration(
+        (0.5,) * len(FEATURES), -0.25, 400, 300, 0.8
+    ).to_json()
     card["references"] = {"length_ratio": [3.0, 3.0], "scripts": ["Latin"], "copied": 0.5}
     (folder / "card.json").write_text(json.dumps(card))
     return folder

@@ -2,15 +2,20 @@
 
 import json
 import random
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from regard.training import autoconfig
+from regard.cli.evaluate import _test_pairs
+from regard.storage.run_dir import RunDir
+from regard.training import autoconfig, planner
 from regard.training.cost_model import DeviceSpeed
 from tests.cli.commands import SMALL_MODEL, inside, succeeds_inside, write
 
@@ -90,7 +95,7 @@ def write_two_files(folder: Path) -> str:
     "write_files", [write_tmx, write_three, write_corpus, write_folder, write_two_files]
 )
 def test_files_are_understood_and_trained_on(
-    write_files: Callable[[Path], str], tmp_path: Path
+    write_files: Callable[[Path], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = write_files(tmp_path).split()
     done = succeeds_inside("train", *arguments, *SHORT, "--out", "run", cwd=tmp_path)
@@ -118,6 +123,26 @@ def test_files_are_understood_and_trained_on(
         options = ("--source", files[0], "--reference", files[1])
         done = succeeds_inside("evaluate", "run", *options, cwd=tmp_path)
         assert (hint in done.stderr) is is_swapped
+    # A model of both directions can be scored on either.
+    one_direction = RunDir(tmp_path / "run").recipe()
+    data = one_direction.data.model_copy(update={"bidirectional": True})
+    model = SimpleNamespace(recipe=one_direction.model_copy(update={"data": data}))
+    names = {"source": "test.de", "target": "test.en"}
+    swapped_files = {side: str(tmp_path / name) for side, name in names.items()}
+    _test_pairs(cast(Any, model), swapped_files, None)
+    assert hint not in capsys.readouterr().err
+
+
+def test_pairs_that_validation_had_no_time_for_are_scored_after_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "VALIDATION_SHARE", 0.0)
+    monkeypatch.setattr(planner, "MAX_VALIDATION_SHARE", 0.0)
+    (tmp_path / "my.tmx").write_text(tmx(PAIRS), encoding="utf-8")
+    minutes = ("--minutes", "0.3", "--set", "training.steps=3", "--set", "data.hold_out=0.4")
+    done = succeeds_inside("train", "my.tmx", *minutes, *SHORT[2:], "--out", "run", cwd=tmp_path)
+    assert "the validation loss selects checkpoints" in done.stderr
+    assert re.search(r"On \d+ validation pairs: .*\n  best ", done.stderr)
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:

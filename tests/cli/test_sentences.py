@@ -44,6 +44,9 @@ class OneSentence:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(text.split()) for text in texts]
 
+    def count_unknown(self, text: str) -> tuple[int, int]:
+        return 0, len(text.split())
+
     def with_target_language(self, language: str | None) -> "OneSentence":
         return self
 

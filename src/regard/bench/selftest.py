@@ -33,7 +33,8 @@ from regard.inference.native_packing import native_weights, unsupported_network
 from regard.inference.precision import formats, pack_network, select_precision
 from regard.inference.worker_pool import SharedFlag
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention import Attention
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import PATTERNS
 from regard.nn.kv_cache import KeyValue
 from regard.nn.loss import Seq2SeqLoss

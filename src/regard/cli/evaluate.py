@@ -33,6 +33,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.data.pairs import Pair
     from regard.inspection.head_ablation import HeadTable
+    from regard.recipe import DataConfig
     from regard.tasks import Model, Translator
     from regard.training.train_test_overlap import OverlapScores
 
@@ -215,13 +216,18 @@ def _check_direction(model: Model, columns: tuple[str, str] | None) -> None:
     from regard.data.language_identification import language_code
 
     data = model.recipe.data
-    if columns is None or data.targets or not data.named:
+    if columns is None or not _has_one_direction(data):
         return
     source, target = data.language_pair
     if tuple(map(language_code, columns)) == (target, source):
         raise RegardError(
             f"--columns {','.join(columns)}: wrong order; the model translates {source} to {target}"
         )
+
+
+def _has_one_direction(data: DataConfig) -> bool:
+    """Whether the model translates from one known language to another one."""
+    return data.named and not data.targets and not data.bidirectional
 
 
 def _test_pairs(
@@ -264,7 +270,7 @@ def _test_pairs(
     language_pair = languages or data.languages
     test_data = DataConfig(root=".", train=test, languages=language_pair, context=data.context)
     named = DataConfig(root=".", train=test).language_pair
-    if data.named and not data.targets and named == data.language_pair[::-1] != data.language_pair:
+    if _has_one_direction(data) and named == data.language_pair[::-1] != data.language_pair:
         typer.echo(
             f"warning: the names of the files say {named[0]} to {named[1]}, but the model translates "
             f"{named[1]} to {named[0]}; are --source and --reference swapped?",

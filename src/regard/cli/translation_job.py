@@ -353,7 +353,7 @@ class TranslationJob:
                 entry["text"],
                 (self._source_length(entry["source"]), len(entry["tokens"])),
                 entry["finished"],
-                self.model.count_unknown(entry["source"]),
+                self.model.count_unknown(self._protected.remove(entry["source"])),
             )
         ]
         return list(dict.fromkeys(problems))

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back.
+"""Tokenizers and vocabularies: text to token ids and back.
 
 SentencePiece trains the vocabulary. The code around it makes sure that ``decode(encode(text))`` returns the normalized
 text exactly, for any text: SentencePiece itself turns U+2581 into a space, drops spaces, and skips training lines with
@@ -16,6 +16,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -104,7 +105,7 @@ class Vocabulary:
         ids = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
         return [int(i) for i in ids if i != UNK]
 
-    @property
+    @cached_property
     def byte_ids(self) -> list[int]:
         """The id of each byte; UNK if it has none."""
         return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(NUM_BYTES)]

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypothesis import NEG_INF, Phrase, Spelling
+from regard.decoding.hypothesis import NEG_INF, Phrase, Tokenization
 from regard.decoding.options_and_logits_processors import LogitsProcessor
 from regard.decoding.search_state import ActiveHypotheses, BeamCandidates, BeamSelection, StateT
 
@@ -40,12 +40,12 @@ class WordBoundaries(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------
-# Spellings as tensors. P: spellings of a sentence, C: its phrases (constraints), L: tokens of a spelling.
+# Tokenizations as tensors. P: tokenizations of a sentence, C: its phrases (constraints), L: tokens of a tokenization.
 
 
 @dataclass(frozen=True)
-class SpellingTable:
-    """All spellings of each sentence, padded with empty ones that never match."""
+class TokenizationTable:
+    """All tokenizations of each sentence, padded with empty ones that never match."""
 
     tokens: Int[Tensor, "sentences P L"]
     """padded with ``NO_TOKEN``"""
@@ -57,22 +57,25 @@ class SpellingTable:
     boundary_after: Bool[Tensor, "sentences P"]
     free: Bool[Tensor, "sentences P"]
     membership: Float[Tensor, "sentences P C"]
-    """1 where the spelling belongs to the phrase"""
+    """1 where the tokenization belongs to the phrase"""
     times: Int[Tensor, "sentences C"]
     steps: Int[Tensor, "sentences C"]
 
     @classmethod
     def from_phrases(
         cls, batch: Sequence[Sequence[Phrase]], boundaries: WordBoundaries
-    ) -> "SpellingTable":
+    ) -> "TokenizationTable":
         """The table of the phrases of each sentence."""
         device = boundaries.begins_word.device
-        P = max(sum(len(phrase.spellings) for phrase in phrases) for phrases in batch)
+        P = max(sum(len(phrase.tokenizations) for phrase in phrases) for phrases in batch)
         C = max(len(phrases) for phrases in batch)
-        spellings = [
-            spelling for phrases in batch for phrase in phrases for spelling in phrase.spellings
+        tokenizations = [
+            tokenization
+            for phrases in batch
+            for phrase in phrases
+            for tokenization in phrase.tokenizations
         ]
-        L = max((len(spelling.tokens) for spelling in spellings), default=0)
+        L = max((len(tokenization.tokens) for tokenization in tokenizations), default=0)
         size = len(batch), P
         tokens = torch.full((*size, L + 1), NO_TOKEN)
         fallback = torch.zeros(*size, L + 1, dtype=torch.long)
@@ -80,40 +83,42 @@ class SpellingTable:
         before, after, free = torch.zeros(3, *size, dtype=torch.bool)
         membership = torch.zeros(*size, C)
         times, steps = torch.zeros(2, len(batch), C, dtype=torch.long)
-        ends_word = boundaries.ends_word.tolist() if spellings else []
+        ends_word = boundaries.ends_word.tolist() if tokenizations else []
         for row, phrases in enumerate(batch):
             column = 0
             for number, phrase in enumerate(phrases):
-                assert not all(spelling.boundary_before for spelling in phrase.spellings), (
-                    "one spelling must need no boundary before it"
-                )
+                assert not all(
+                    tokenization.boundary_before for tokenization in phrase.tokenizations
+                ), "one tokenization must need no boundary before it"
                 times[row, number], steps[row, number] = phrase.times, phrase.steps
-                for spelling in phrase.spellings:
-                    n = len(spelling.tokens)
+                for tokenization in phrase.tokenizations:
+                    n = len(tokenization.tokens)
                     assert n > 0, "a phrase has at least one token"
-                    tokens[row, column, :n] = torch.tensor(spelling.tokens)
-                    fallback[row, column, : n + 1] = torch.tensor(_fallback(spelling, ends_word))
+                    tokens[row, column, :n] = torch.tensor(tokenization.tokens)
+                    fallback[row, column, : n + 1] = torch.tensor(
+                        _fallback(tokenization, ends_word)
+                    )
                     length[row, column] = n
-                    before[row, column] = spelling.boundary_before
-                    after[row, column] = spelling.boundary_after
+                    before[row, column] = tokenization.boundary_before
+                    after[row, column] = tokenization.boundary_after
                     free[row, column] = phrase.free
                     membership[row, column, number] = 1.0
                     column += 1
         tensors = tokens, fallback, length, before, after, free, membership, times, steps
         return cls(*(tensor.to(device) for tensor in tensors))
 
-    def select(self, sentences: Int[Tensor, "fewer"]) -> "SpellingTable":
+    def select(self, sentences: Int[Tensor, "fewer"]) -> "TokenizationTable":
         """The table of these sentences."""
-        return SpellingTable(*(tensor[sentences] for tensor in vars(self).values()))
+        return TokenizationTable(*(tensor[sentences] for tensor in vars(self).values()))
 
 
-def _fallback(spelling: Spelling, ends_word: Sequence[bool]) -> list[int]:
+def _fallback(tokenization: Tokenization, ends_word: Sequence[bool]) -> list[int]:
     """For each number of matched tokens, how many remain matched after a mismatch."""
-    tokens = spelling.tokens
+    tokens = tokenization.tokens
 
     def may_begin(start: int, end: int) -> bool:
-        """Whether the spelling may have begun at ``start``, given its tokens up to ``end``."""
-        boundary = not spelling.boundary_before or ends_word[tokens[start - 1]]
+        """Whether the tokenization may have begun at ``start``, given its tokens up to ``end``."""
+        boundary = not tokenization.boundary_before or ends_word[tokens[start - 1]]
         return boundary and tokens[start:end] == tokens[: end - start]
 
     return [
@@ -127,7 +132,7 @@ class ConstraintProgress:
     """The progress of n hypotheses (or candidates) of each sentence."""
 
     matched: Int[Tensor, "sentences n P"]
-    """Tokens of each spelling that the last tokens match. If all of them match, only the word boundary after it is
+    """Tokens of each tokenization that the last tokens match. If all of them match, only the word boundary after it is
     missing."""
     completed: Int[Tensor, "sentences n C"]
     """how many times each phrase has been generated"""
@@ -159,7 +164,7 @@ class Constraints(LogitsProcessor):
     ) -> None:
         self.boundaries = boundaries
         self.eos = eos
-        self.table = SpellingTable.from_phrases(phrases, boundaries)
+        self.table = TokenizationTable.from_phrases(phrases, boundaries)
         sentences, P = self.table.length.shape
         device = boundaries.begins_word.device
         C = self.table.times.shape[1]
@@ -246,7 +251,7 @@ class Constraints(LogitsProcessor):
         ended_word = self._ends_word(last_tokens).unsqueeze(2)
         may_begin = (matched > 0) | ~table.boundary_before[:, None] | ended_word
         following = self._next_token(matched).masked_fill(~needed | ~may_begin, NO_TOKEN)
-        # For a spelling that awaits a word boundary: the most probable token, other than EOS, that begins a word.
+        # For a tokenization that awaits a word boundary: the most probable token, other than EOS, that begins a word.
         boundaries = self.boundaries.begins_word.clone()
         boundaries[self.eos] = False
         word_start = log_probabilities.masked_fill(~boundaries, NEG_INF).argmax(2, keepdim=True)
@@ -308,11 +313,11 @@ class Constraints(LogitsProcessor):
         being generated, and the differences of the last tokens that no completed phrase contains.
         """
         table, token = self.table, tokens.unsqueeze(2)
-        missing = self._to_spellings(before.completed < table.times[:, None])
+        missing = self._to_tokenizations(before.completed < table.times[:, None])
         missing = missing & table.free[:, None]
         last_token = (before.matched + 1 == table.length[:, None]) & ~table.boundary_after[:, None]
         completes = missing & last_token & (self._next_token(before.matched) == token)
-        completes = completes & self._to_spellings(after.completed > before.completed)
+        completes = completes & self._to_tokenizations(after.completed > before.completed)
         begins_word = self.boundaries.begins_word[tokens].unsqueeze(2)
         confirmed = missing & self._awaits_boundary(before.matched) & begins_word
         recent = torch.cat([differences, difference.unsqueeze(2)], dim=2)
@@ -321,14 +326,14 @@ class Constraints(LogitsProcessor):
         # No token is free twice: the tokens of a completed phrase no longer count.
         recent = recent[:, :, 1:].masked_fill((completed > 0).unsqueeze(2), 0.0)
         recent[:, :, :-1].masked_fill_((bounded > 0).unsqueeze(2), 0.0)
-        missing = self._to_spellings(after.completed < table.times[:, None])
+        missing = self._to_tokenizations(after.completed < table.times[:, None])
         matched = after.matched * (missing & table.free[:, None])
         longest = torch.nn.functional.pad(matched, (0, 1)).amax(2)
         return saved, _sum_of_last(recent, longest), recent
 
-    def _longest(self, spellings: Bool[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n"]:
-        """The length of the longest of these spellings; 0 if there are none."""
-        return torch.nn.functional.pad(self.table.length[:, None] * spellings, (0, 1)).amax(2)
+    def _longest(self, tokenizations: Bool[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n"]:
+        """The length of the longest of these tokenizations; 0 if there are none."""
+        return torch.nn.functional.pad(self.table.length[:, None] * tokenizations, (0, 1)).amax(2)
 
     # Progress
 
@@ -340,23 +345,23 @@ class Constraints(LogitsProcessor):
     ) -> ConstraintProgress:
         """The progress after one more token. ``last`` is the token before it."""
         table, token = self.table, tokens.unsqueeze(2)
-        # A word boundary confirms the spellings that await one; without it they fall back.
+        # A word boundary confirms the tokenizations that await one; without it they fall back.
         waiting = self._awaits_boundary(before.matched)
         begins_word = self.boundaries.begins_word[tokens].unsqueeze(2)
         confirmed = self._to_phrases(waiting & begins_word)
         matched = torch.where(waiting, self._at(table.fallback, before.matched), before.matched)
-        matched = matched.masked_fill(self._to_spellings(confirmed), 0)
-        # Fall back until the next token of each spelling is this one, or nothing is matched.
+        matched = matched.masked_fill(self._to_tokenizations(confirmed), 0)
+        # Fall back until the next token of each tokenization is this one, or nothing is matched.
         for _ in range(table.tokens.shape[2] - 1):
             mismatch = (matched > 0) & (self._next_token(matched) != token)
             matched = torch.where(mismatch, self._at(table.fallback, matched), matched)
         may_begin = ~table.boundary_before[:, None] | self._ends_word(last_tokens).unsqueeze(2)
         matches = (self._next_token(matched) == token) & ((matched > 0) | may_begin)
         matched = matched + matches.long()
-        # A spelling that needs no boundary after it is complete with its last token.
+        # A tokenization that needs no boundary after it is complete with its last token.
         is_complete = (matched == table.length[:, None]) & ~table.boundary_after[:, None]
         finished = self._to_phrases(is_complete & matches)
-        matched = matched.masked_fill(self._to_spellings(finished), 0)
+        matched = matched.masked_fill(self._to_tokenizations(finished), 0)
         completed = before.completed + confirmed.long() + finished.long()
         return ConstraintProgress(matched, completed)
 
@@ -365,7 +370,7 @@ class Constraints(LogitsProcessor):
         table = self.table
         completed = progress.completed.minimum(table.times[:, None])
         completed_tokens = (completed * table.steps[:, None]).sum(2)
-        missing = self._to_spellings(completed < table.times[:, None])
+        missing = self._to_tokenizations(completed < table.times[:, None])
         steps = (table.membership @ table.steps.unsqueeze(2).float()).long().transpose(1, 2)
         remaining = table.length[:, None] + table.boundary_after[:, None].long() - progress.matched
         partial = (steps - remaining).masked_fill(~missing | (progress.matched == 0), 0)
@@ -374,23 +379,23 @@ class Constraints(LogitsProcessor):
     def _awaits_boundary(
         self, matched: Int[Tensor, "sentences n P"]
     ) -> Bool[Tensor, "sentences n P"]:
-        """Which spellings match in full and lack only the word boundary after them."""
+        """Which tokenizations match in full and lack only the word boundary after them."""
         return (matched == self.table.length[:, None]) & (matched > 0)
 
     def _to_phrases(
-        self, spellings: Bool[Tensor, "sentences n P"]
+        self, tokenizations: Bool[Tensor, "sentences n P"]
     ) -> Bool[Tensor, "sentences n C"]:
-        """Which phrases have one of these spellings."""
-        return (spellings.float() @ self.table.membership) > 0
+        """Which phrases have one of these tokenizations."""
+        return (tokenizations.float() @ self.table.membership) > 0
 
-    def _to_spellings(
+    def _to_tokenizations(
         self, phrases: Bool[Tensor, "sentences n C"]
     ) -> Bool[Tensor, "sentences n P"]:
-        """The spellings of these phrases."""
+        """The tokenizations of these phrases."""
         return (phrases.float() @ self.table.membership.transpose(1, 2)) > 0
 
     def _next_token(self, matched: Int[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n P"]:
-        """The token that continues each spelling."""
+        """The token that continues each tokenization."""
         return self._at(self.table.tokens, matched)
 
     def _at(

@@ -1,6 +1,7 @@
 """Greedy search and sampling: one hypothesis per sentence, extended by its most probable or a sampled token.
 
-Top-k and top-p (nucleus) sampling are logits processors, see ``options_and_logits_processors.py``.
+The temperature divides the logits here. Top-k and top-p (nucleus) sampling are logits processors, see
+``options_and_logits_processors.py``.
 """
 
 from collections.abc import Callable, Sequence

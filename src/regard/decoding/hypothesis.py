@@ -17,7 +17,7 @@ NEG_INF = -inf
 # Phrases that the output must contain
 
 
-class Spelling(NamedTuple):
+class Tokenization(NamedTuple):
     """One way to tokenize a phrase."""
 
     tokens: tuple[int, ...]
@@ -33,9 +33,9 @@ class Spelling(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """A phrase to generate ``times`` times, in any of its spellings. One spelling must need no boundary before it."""
+    """A phrase to generate ``times`` times, in any of its tokenizations, one of which needs no boundary before it."""
 
-    spellings: tuple[Spelling, ...]
+    tokenizations: tuple[Tokenization, ...]
     times: int = 1
     free: bool = False
     """Its tokens cost no more than the most probable token. For text that no model finds probable, such as
@@ -43,7 +43,7 @@ class Phrase(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return max(spelling.steps for spelling in self.spellings)
+        return max(tokenization.steps for tokenization in self.tokenizations)
 
 
 def tokens_needed(phrases: Sequence[Phrase]) -> int:

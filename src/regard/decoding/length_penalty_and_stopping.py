@@ -93,7 +93,7 @@ class GNMT(LengthNormalization):
 
 
 @LENGTH_NORMALIZATIONS.register("transformers", options=_OPTIONS)
-class Transformers(LengthNormalization):
+class HuggingFaceNormalization(LengthNormalization):
     """length ** length_penalty, and the stopping rule of Hugging Face's ``generate(early_stopping=False)``.
 
     Stops when ``beam`` hypotheses are finished and no active one, scored at its present length, is better than the

@@ -63,7 +63,7 @@ def geometric_mean(token_log_probabilities: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class ConfidenceCalibration:
     """A logistic regression: the features of a translation in, the probability that it is good out."""
 
     coefficients: tuple[float, ...]

@@ -2,6 +2,9 @@
 
 A model that has never seen ``{name}`` translates the sentence around it badly. Around a word that it copies, such as
 the name of a city, it translates well. The model itself determines which words it copies.
+
+Which parts of a text become placeholders (numbers, URLs, tags) is in ``data/protected_spans.py``;
+``decoding/constraints.py`` makes sure that the translation contains each of them.
 """
 
 from __future__ import annotations

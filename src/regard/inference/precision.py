@@ -1,4 +1,4 @@
-"""Precision: which number formats this machine supports, which one to use, and what can be packed."""
+"""Precision (fp32, bf16, int8) and mixed precision: what this machine supports, what to use, and what can be packed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.inference.quantization import (
     Int8Embedding,
     Int8Linear,
     UnpackedLinear,
-    calibrate,
+    calibrate_int8,
 )
 from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
 from regard.nn.transformer import Transformer
@@ -100,7 +100,7 @@ def select_precision(precision: Precision, device: torch.device) -> Precision:
 def pack_network(network: Transformer, precision: Precision) -> PackedTransformer:
     """A packed copy of a network with its current weights. precision: a result of ``select_precision``."""
     packed = PackedTransformer(network, formats(network.projection.weight.device)[precision])
-    calibrate(packed, network)
+    calibrate_int8(packed, network)
     _release_memory()
     return packed
 

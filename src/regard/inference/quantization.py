@@ -218,7 +218,7 @@ TABLE_POSITIONS = 512
 
 
 @torch.inference_mode()
-def calibrate(packed: PackedTransformer, network: Transformer) -> None:
+def calibrate_int8(packed: PackedTransformer, network: Transformer) -> None:
     """Calibration of int8: run the network on random tokens to find the input ranges of its maps, then freeze them.
 
     Norms make the inputs of most maps similar whatever the tokens are, so random tokens suffice. On Multi30k, one in

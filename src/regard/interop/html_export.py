@@ -34,7 +34,7 @@ from regard.interop.weight_rounding import (
     Floats,
     Integers,
     RoundingCalibration,
-    calibrate,
+    calibrate_rounding,
     limit_step,
 )
 from regard.nn.multi_head_attention import record_attention
@@ -213,7 +213,7 @@ def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
     floats = 4 * sum(map(np.size, vectors.values()))
     space = (MAX_BYTES - other_bytes) / TEXT_SIZE - floats - LAYOUT_BYTES * len(arrays)
     bits = min(max(8 * space / sum(map(np.size, matrices.values())), MIN_BITS), MAX_BITS)
-    rounded = round_matrices(matrices, calibrate(network, texts), bits)
+    rounded = round_matrices(matrices, calibrate_rounding(network, texts), bits)
     data = weight_bytes([*vectors.values()], [*rounded.values()])
     return PackedWeights(rounded, vectors, dict(_aliases(network)), data)
 

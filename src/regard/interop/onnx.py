@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from regard.data.special_tokens import BOS, EOS, PAD
 from regard.interop.base import ONNX, position_table, require_package, write_json, write_tokenizer
 from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.kv_cache import KeyValue, KVCache
 from regard.nn.transformer import EncoderOutput, Transformer
 from regard.storage.atomic_files import atomic_folder

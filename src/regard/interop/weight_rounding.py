@@ -138,7 +138,7 @@ def _round_columns(exact: Doubles, step: float, factor: Doubles) -> Doubles:
 # Calibration
 
 
-def calibrate(network: Transformer, texts: SampleBatch) -> RoundingCalibration:
+def calibrate_rounding(network: Transformer, texts: SampleBatch) -> RoundingCalibration:
     """Run the network on texts, and observe its linear maps and the effect of each matrix."""
     network.eval()
     matrices = {

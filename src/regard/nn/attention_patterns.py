@@ -17,13 +17,8 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.nn.attention import (
-    Attention,
-    AttentionIntermediates,
-    AttentionMask,
-    Spans,
-    unmask_empty_rows,
-)
+from regard.nn.attention import Attention, AttentionIntermediates
+from regard.nn.attention_mask import AttentionMask, AttentionSpans, unmask_empty_rows
 from regard.nn.dropout import mix_bits
 from regard.nn.kv_cache import KeyValue
 from regard.recipe import FORMATS, Registry
@@ -113,7 +108,7 @@ class SlidingWindow(FullAttention):
     """
 
     edges: Int[Tensor, "2 4"]
-    """offsets from a position to its ``Spans``; the second row is for causal attention"""
+    """offsets from a position to its ``AttentionSpans``; the second row is for causal attention"""
 
     def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
         super().__init__(config, site)
@@ -169,16 +164,18 @@ class SlidingWindow(FullAttention):
         kv_blocks = (blocks.keys(tensor) for tensor in kv)
         return blocks.merge(attention(blocks.queries(query), *kv_blocks, allowed, key_distances))
 
-    def spans(self, mask: AttentionMask, batch: int, length: int, device: torch.device) -> Spans:
+    def spans(
+        self, mask: AttentionMask, batch: int, length: int, device: torch.device
+    ) -> AttentionSpans:
         """The window of each position, cut to the tokens of its text."""
         position = torch.arange(length, dtype=torch.int32, device=device)
         edges = position + self.edges[int(mask.causal), :, None, None]
         if mask.non_pad is None:
-            return Spans(*edges.clamp(0, length).expand(-1, batch, -1).contiguous())
+            return AttentionSpans(*edges.clamp(0, length).expand(-1, batch, -1).contiguous())
         non_pad = mask.non_pad.int()
         start = non_pad.argmax(1, keepdim=True).int()  # padding is before the tokens, or after them
         end = start + non_pad.sum(1, keepdim=True, dtype=torch.int32)
-        return Spans(*edges.clamp(start, end))
+        return AttentionSpans(*edges.clamp(start, end))
 
 
 class Blocks:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.kv_cache import KeyValue
 from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.dropout import Dropout
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import Embedding, EncoderLayer, final_norm, initialize

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.data.special_tokens import SPECIAL_TOKENS
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.dropout import Dropout, kept_tokens
 from regard.nn.kv_cache import KeyValue, KVCache
 from regard.nn.multi_head_attention import MultiHeadAttention

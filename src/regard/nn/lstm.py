@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.kv_cache import KeyValue
 from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import Attention, AttentionIntermediates, AttentionMask
+from regard.nn.attention import Attention, AttentionIntermediates
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import PATTERNS
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS, AttentionPosition

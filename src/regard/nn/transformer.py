@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import AttentionMask, Spans
+from regard.nn.attention_mask import AttentionMask, AttentionSpans
 from regard.nn.dropout import Dropout
 from regard.nn.kv_cache import KeyValue, KVCache
 from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, final_norm, initialize
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         mask = AttentionMask(non_pad, tree_distance=None if tree is None else tree.distance)
         start: Start = 0
         if packing is not None:
-            mask = AttentionMask(spans=Spans(*packing.source, *packing.source))
+            mask = AttentionMask(spans=AttentionSpans(*packing.source, *packing.source))
             start = -packing.source.start
         x = self.dropout(self.position(self.embedding(source), start, tree))
         for layer in self.layers:
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         """Like ``decode_padded``, for packed rows, which hold many sentences."""
         x = self.position(self.embedding(target), -packing.target.start)
         mask = AttentionMask(spans=causal_spans(packing.target))
-        cross_spans = Spans(*packing.source_of_target, *packing.target_of_source)
+        cross_spans = AttentionSpans(*packing.source_of_target, *packing.target_of_source)
         state = replace(state, cross_mask=AttentionMask(spans=cross_spans))
         return self._run_layers(x, mask, state, target != PAD)
 
@@ -225,11 +225,11 @@ class Decoder(nn.Module):
         }
 
 
-def causal_spans(text: RowSpan) -> Spans:
+def causal_spans(text: RowSpan) -> AttentionSpans:
     """The causal mask of packed rows: each token attends to itself and to earlier tokens of its own text."""
     position = torch.arange(text.end.shape[1], dtype=text.end.dtype, device=text.end.device)
     position = position.expand_as(text.end).contiguous()
-    return Spans(text.start, torch.minimum(position + 1, text.end), position, text.end)
+    return AttentionSpans(text.start, torch.minimum(position + 1, text.end), position, text.end)
 
 
 def _attentions_named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadAttention]:

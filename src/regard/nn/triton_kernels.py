@@ -353,7 +353,7 @@ def packed_attention_kernel(
     key_start: Tensor, key_end: Tensor, query_start: Tensor, query_end: Tensor,
     seed: Tensor, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output, and log2 of the sum of exp(score) of each query. For the spans, see ``nn.attention.Spans``."""
+    """The output, and log2 of the sum of exp(score) of each query. For the spans, see ``nn/attention_mask.py``."""
     spans = key_start, key_end, query_start, query_end
     assert all(span.is_contiguous() for span in spans)
     output = empty_heads_last(query.new_empty(1).expand(*query.shape[:3], value.shape[3]))

@@ -68,8 +68,8 @@ class DataFiles(Section):
     target: Files | None = None
     """the translations: as many files and lines as ``source``"""
     pairs: Files | None = None
-    """instead of source and target, file(s) with both sides: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives; or
-    a folder or a pattern such as ``memories/*.tmx``"""
+    """instead of source and target, file(s) with both sides: TSV, CSV, XLSX, JSONL, Parquet, TMX, XLIFF, PO, zip
+    archives; or a folder or a pattern such as ``memories/*.tmx``"""
     conllu: Files | None = None
     """CoNLL-U file(s) for task tagging: the words of each sentence and their universal part-of-speech tags"""
     text: Files | None = None

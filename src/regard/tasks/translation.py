@@ -15,7 +15,12 @@ from regard.data.recasing import is_all_caps, is_upper_case, restore_case, sente
 from regard.data.special_tokens import SPACE_SYMBOL, UNK
 from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
-from regard.inference.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
+from regard.inference.confidence import (
+    MAX_SENTENCES,
+    ConfidenceCalibration,
+    features,
+    geometric_mean,
+)
 from regard.inference.engine import Observer, Request
 from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
@@ -169,7 +174,7 @@ class Translator(SequenceGenerator):
     # Confidence
 
     @cached_property
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> ConfidenceCalibration | None:
         """The calibration from the run's card, which maps token probabilities to a confidence.
 
         With it, the confidence is the probability that sentence chrF is at least 30. Without it (None), the
@@ -178,7 +183,7 @@ class Translator(SequenceGenerator):
         stored = None if self.run is None else self.run.card().get("confidence")
         if self.run is None or stored is None:
             return None
-        return Calibration.from_json(stored, str(self.run.card_file))
+        return ConfidenceCalibration.from_json(stored, str(self.run.card_file))
 
     def output_checker(self) -> OutputChecker:
         """Detects hallucination-like translations, by statistics of the references of the validation set."""
@@ -195,7 +200,7 @@ class Translator(SequenceGenerator):
         targets = {to for _, to in pairs}
         return OutputChecker(statistics, target if len(targets) == 1 else None, sources)
 
-    def calibrate_confidence(self, pairs: Sequence[Pair]) -> Calibration | None:
+    def calibrate_confidence(self, pairs: Sequence[Pair]) -> ConfidenceCalibration | None:
         """Fit the confidence to pairs that the model was not trained on, at most ``MAX_SENTENCES`` of them.
 
         None if too few translations are good, or too few are bad.
@@ -218,7 +223,7 @@ class Translator(SequenceGenerator):
         ]
         outputs = [best.translation.text for best, *_ in results]
         chrf = map(sentence_chrf, outputs, [pair.target for pair in sample])
-        return Calibration.fit(rows, list(chrf))
+        return ConfidenceCalibration.fit(rows, list(chrf))
 
     def _confidence(self, hypothesis: Hypothesis, request: Request) -> float:
         values = hypothesis.token_log_probabilities

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import EOS, UNK
 from regard.data.words import is_unspaced_script
-from regard.decoding.hypothesis import Phrase, Spelling
+from regard.decoding.hypothesis import Phrase, Tokenization
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -133,17 +133,17 @@ def phrase_of(
         return None
     border_before = not touches_before and not is_unspaced_script(text[0])
     border_after = not touches_after and not is_unspaced_script(text[-1])
-    spellings = [Spelling(tuple(ids), boundary_after=border_after)]
+    tokenizations = [Tokenization(tuple(ids), boundary_after=border_after)]
     continuation_ids = tuple(vocabulary.encode_continuation(text))
     if continuation_ids and continuation_ids != tuple(ids):
-        spellings.append(Spelling(continuation_ids, border_before, border_after))
+        tokenizations.append(Tokenization(continuation_ids, border_before, border_after))
     excluded = {*vocabulary.suppressed_tokens, UNK, EOS}
-    allowed_spellings = tuple(
-        spelling for spelling in spellings if excluded.isdisjoint(spelling.tokens)
+    allowed = tuple(
+        tokenization for tokenization in tokenizations if excluded.isdisjoint(tokenization.tokens)
     )
-    if all(spelling.boundary_before for spelling in allowed_spellings):
+    if all(tokenization.boundary_before for tokenization in allowed):
         return None
-    return Phrase(allowed_spellings, times, free)
+    return Phrase(allowed, times, free)
 
 
 def phrases_of(

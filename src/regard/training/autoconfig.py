@@ -37,6 +37,7 @@ MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
 """On a GPU, smaller batches take as long. With several CPU cores, which share a batch, it is twice as much."""
 MUON_TOKENS_PER_BATCH, MIN_MUON_STEPS = 4_096, 1_200
 """With Muon, batches have at least so many tokens if there is time for so many steps."""
+KEY_VALUE_HEADS = "model.attention.key_value_heads"
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
@@ -312,7 +313,7 @@ def autoconfigure(
         values["data"]["clean"] = {"max_ratio": None, "truncate": True}
     if corpus.tokenizer_kinds:
         values["tokenizer"] = _symbol_tokenizer(corpus, overrides)
-    partial = make_recipe(values, "the automatic recipe", overrides)
+    partial = _without_shape(values, overrides)
     speed = speed or measure_device(choose_device(partial.training.device))
     epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
     source_ratio = corpus.source_ratio(vocabulary, partial)
@@ -341,16 +342,16 @@ def _complete(
     longest: as many steps as help, even if the time is too short.
     """
     rule = choice.rule
-    given = make_recipe(values, "the automatic recipe", overrides)
+    given = _without_shape(values, overrides)
     training = _training(choice, overrides, batch, longest)
     # What the user has chosen may not support what is chosen here.
     if given.training.activation_checkpointing:
         training["batching"] = "padded"
-    if given.model.architecture == "non_autoregressive":
+    if given.model.architecture == "non_autoregressive" or given.training.simcut:
         training["rdrop"] = 0
     sections = {
         # Pre-norm is stable even in a short run with a high learning rate.
-        "model": {**_shape(rule, overrides), "dropout": rule.dropout, "norm_order": "pre"},
+        "model": {**_shape(rule.model, overrides), "dropout": rule.dropout, "norm_order": "pre"},
         "training": training,
         "evaluation": _evaluation(corpus),
         "decoding": {} if given.decoding.is_sampling else {"beam": 5, "length_penalty": 1.0},
@@ -363,13 +364,24 @@ def _complete(
     return make_recipe({**values, **complete}, "the automatic recipe", overrides)
 
 
-def _shape(rule: ModelRule, overrides: Sequence[str]) -> dict[str, Any]:
-    """The preset and sizes of the rule, without those that do not fit what the user sets."""
+def _without_shape(values: dict[str, Any], overrides: Sequence[str]) -> Recipe:
+    """The recipe before a model is chosen; the user's number of key-value heads may not fit its preset."""
+    others = [one for one in overrides if one.partition("=")[0].strip() != KEY_VALUE_HEADS]
+    return make_recipe(values, "the automatic recipe", others)
+
+
+def _shape(shape: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The preset and sizes of a rule, without those that do not fit what the user sets."""
     if _setting(overrides, "model.preset") is not None:
         return {}
-    # The number of heads may not divide the user's width.
-    omitted = {"heads"} if _setting(overrides, "model.d_model") is not None else set()
-    return {key: value for key, value in rule.model.items() if key not in omitted}
+    if _setting(overrides, "model.d_model") is not None:
+        # The rule's number of heads may not divide the user's width.
+        shape = {key: value for key, value in shape.items() if key != "heads"}
+    key_value_heads = _number_setting(overrides, KEY_VALUE_HEADS)
+    heads = (PRESETS[shape["preset"]] | shape)["heads"]
+    if key_value_heads and heads % key_value_heads:
+        return {**shape, "heads": key_value_heads}
+    return shape
 
 
 REFIT_RATIO = 1.3
@@ -403,7 +415,7 @@ class AutomaticRecipe:
     def can_change(self, seconds: float) -> bool:
         """Whether there is time for another model, and the user has not set a part of it."""
         parts = ("model.", "training.rdrop=", "training.simcut=")
-        own_model = any(one.startswith(parts) for one in self.overrides)
+        own_model = any(one.strip().startswith(parts) for one in self.overrides)
         return not own_model and REBUILD_SECONDS[self.choice.device] <= REBUILD_SHARE * seconds
 
     def is_too_slow(self, tokens_per_second: float, seconds: float, done: int = 0) -> bool:
@@ -481,7 +493,7 @@ def _training(
         batch = min(largest, max(smallest, batch))
     steps = int(max(200, round(most / batch, -2)))
     if given := _number_setting(overrides, "training.steps"):
-        steps = int(given)
+        steps = given
     every = max(1, steps // VALIDATIONS)
     rate = {"learning_rate": rule.rates.muon if muon else rule.rates.adam}
     return {
@@ -502,14 +514,18 @@ def _training(
 
 def _setting(overrides: Sequence[str], key: str) -> str | None:
     """The value that the user sets a key to."""
-    values = [text for name, _, text in (one.partition("=") for one in overrides) if name == key]
+    parts = (one.partition("=") for one in overrides)
+    values = [text.strip() for name, _, text in parts if name.strip() == key]
     return values[-1] if values else None
 
 
-def _number_setting(overrides: Sequence[str], key: str) -> str | None:
-    """The value that the user sets a key to; None if it is not a number."""
-    value = _setting(overrides, key)
-    return value if value is not None and value.isdigit() else None
+def _number_setting(overrides: Sequence[str], key: str) -> int | None:
+    """The positive number that the user sets a key to, such as 100 or 1e2; None if it is not a number."""
+    try:
+        number = float(_setting(overrides, key) or "")
+    except ValueError:
+        return None
+    return int(number) if 1 <= number < math.inf else None
 
 
 def tunes_decoding(overrides: Sequence[str]) -> bool:
@@ -542,9 +558,9 @@ def _reasons(
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens per target; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
         + (f" in {duration(60 * minutes)}" if minutes else ""),
-        *(_alternatives(choice) if minutes and not warnings else ()),
+        *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
-        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
+        f"training: about {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
         + (", optimizer Muon" if training.optimizer == "muon" else ""),
         *_cleaning(recipe, corpus),
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
@@ -605,10 +621,11 @@ def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
         return []
     if corpus.tokenizer_kinds or choice.epochs > 40:
         return []
-    minutes = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
+    enough = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
+    enough = max(math.ceil(enough), math.floor(choice.minutes) + 1)
     return [
         f"warning: {duration(60 * choice.minutes)} is too short to train a useful model on real text; "
-        f"allow at least {duration(60 * minutes)}"
+        f"allow at least --minutes {enough}"
     ]
 
 
@@ -687,9 +704,9 @@ class SideStatistics:
         return self.characters / rule.characters_per_token + self.ideographs / IDEOGRAPHS_PER_TOKEN
 
     @property
-    def width(self) -> int:
-        """The length of all texts in characters; ideographs count as three, as in ``regard data check``."""
-        return self.characters + 3 * self.ideographs
+    def width(self) -> float:
+        """The mean length of a text in characters; ideographs count as three, as in ``regard data check``."""
+        return (self.characters + 3 * self.ideographs) / max(1, self.texts)
 
     @property
     def bleu_tokenizer(self) -> str:
@@ -784,8 +801,9 @@ class CorpusStatistics(NamedTuple):
         """Estimated source tokens for each target token; 1 unless the targets are summaries."""
         if not self.summary_ratio:
             return 1.0
-        source = self.source.tokens(rule, recipe.tokenizer.kind) / max(1, self.pairs) + 1
-        target = self.tokens_per_target(rule, recipe.tokenizer)
+        kind, target_kind = recipe.tokenizer.kind, recipe.tokenizer.of_target.kind
+        source = self.source.tokens(rule, kind) / max(1, self.source.texts) + 1
+        target = self.target.tokens(rule, target_kind) / max(1, self.target.texts) + 1
         return max(1.0, min(source, recipe.data.clean.max_tokens) / target)
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
 from regard.inference.native_library import native_library
-from regard.nn.attention import Attention, Spans, repeat_kv
+from regard.nn.attention import Attention, repeat_kv
+from regard.nn.attention_mask import AttentionSpans
 from regard.nn.dropout import Dropout, thread_random
 from regard.nn.loss import TrainingLoss, chunk_loss
 from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
@@ -124,7 +125,7 @@ def packed_attention(
     query: Float[Tensor, "B h Q dk"],
     key: Float[Tensor, "B g K dk"],
     value: Float[Tensor, "B g K dv"],
-    spans: Spans,
+    spans: AttentionSpans,
     scale: float,
     dropout_p: float,
 ) -> Float[Tensor, "B h Q dv"]:

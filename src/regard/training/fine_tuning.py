@@ -235,8 +235,12 @@ def _add_target_language(
     targets = known or [target]
     same = next((code for code in targets if not _differ(code, languages[1])), None)
     both_ways = theirs.data.bidirectional
-    is_reversed = not both_ways and any(_is_reversed((source, to), languages) for to in targets)
-    is_new = same is None or _differ(source, languages[0]) or is_reversed
+    is_reversed = any(_is_reversed((source, to), languages) for to in targets)
+    if is_reversed and both_ways:
+        return train, []
+    if is_reversed:
+        same = None
+    is_new = same is None or _differ(source, languages[0])
     marian = theirs.tokenizer.kind == "marian"
     if is_new and (marian or not options.extend_vocab):
         how = "import a model for these languages" if marian else "--extend-vocab N adds a language"

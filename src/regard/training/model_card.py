@@ -40,6 +40,7 @@ from regard.training.planner import (
     seconds_to_score_test,
 )
 from regard.training.progress import ProgressReporter
+from regard.training.resume import requested_examples
 from regard.training.train_test_overlap import OverlapScores
 from regard.training.trainer import Trainer
 
@@ -62,8 +63,11 @@ def finish(
     """
     start = time.monotonic()
     trainer.model.set_precision("fp32")  # as when the model is loaded
-    if deadline is not None and not trainer.validation_seconds:
-        estimate_validation_time(trainer, limit=math.inf)  # nothing was validated in this session
+    left_out = deadline is not None and not trainer.examples
+    if left_out:  # the plan had no time to translate in each validation, but there may be time now
+        trainer.examples = trainer.validation_pairs(requested_examples(trainer.run))
+    if deadline is not None and (left_out or not trainer.validation_seconds):
+        estimate_validation_time(trainer, limit=math.inf)  # nothing was translated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
     seconds = summary_seconds(trainer)

@@ -179,9 +179,10 @@ def _write_train(
         reporter.message(line)
     reporter.message(f"Training pairs: {train.summary}")
     if train.kept and (dropped := train.too_long + train.ratio) > train.read / 2:
+        how = "" if recipe.has_labels else " and data.clean.max_ratio, or set data.clean.truncate"
         reporter.message(
-            f"warning: {dropped:,} pairs are dropped for their length; if they are good, raise data.clean.max_tokens "
-            "and data.clean.max_ratio, or set data.clean.truncate"
+            f"warning: {dropped:,} pairs are dropped for their length; if they are good, raise "
+            f"data.clean.max_tokens{how}"
         )
     counts: dict[str, Any] = {"train": asdict(train)}
     if recipe.training.mix:

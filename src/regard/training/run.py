@@ -218,12 +218,17 @@ def _make_plan(
             trainer = _replace_trainer(trainer, after, reporter, speed)
             step = measure_steps(trainer, deadline - time.monotonic())
         trainer.automatic = automatic
-    scoring = forgetting_seconds(trainer.run, trainer.recipe)
+    scoring, had_examples = forgetting_seconds(trainer.run, trainer.recipe), bool(trainer.examples)
     fitted = trainer.group.broadcast(plan(trainer, deadline, step, scoring))
     trainer.set_recipe(fitted.recipe)
     trainer.announced_steps = fitted.recipe.training.steps
     pairs, training = len(trainer.prepared.train), fitted.recipe.training
     reporter.message(f"Plan: {fitted.describe(pairs)}")
+    if had_examples and not trainer.examples:
+        reporter.message(
+            "      There is not enough time to translate validation pairs during training: the validation loss selects "
+            "checkpoints"
+        )
     epochs = training.steps * fitted.tokens_per_step / trainer.count_labels(trainer.prepared.train)
     if automatic is not None and not automatic.own_steps:
         reporter.message(f"      {epochs:.1f} epochs")

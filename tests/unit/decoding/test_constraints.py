@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, example, given, settings, strategies as st
 
 from regard.decoding.constraints import Constraints, WordBoundaries, _fallback
-from regard.decoding.hypothesis import Phrase, Spelling, tokens_needed
+from regard.decoding.hypothesis import Phrase, Tokenization, tokens_needed
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.options_and_logits_processors import LogitsProcessor, NoRepeatNgram
 from tests.unit.decoding.mock_model import (
@@ -28,7 +28,7 @@ def count_occurrences(tokens: Sequence[int], phrase: Phrase, boundaries: WordBou
     for end in range(1, len(row)):
         starts = [
             end - len(one.tokens)
-            for one in phrase.spellings
+            for one in phrase.tokenizations
             if len(one.tokens) < end
             and row[end - len(one.tokens) : end] == one.tokens
             and (not one.boundary_before or ends_word[row[end - len(one.tokens) - 1]])
@@ -46,12 +46,14 @@ def constrained(draw: st.DrawFn) -> tuple[int, WordBoundaries, list[list[Phrase]
     begins_word[EOS] = begins_word[2] = ends_word[BOS] = True
     token = st.integers(2, V - 1)
     tokens = st.lists(token, min_size=1, max_size=4).map(tuple)
-    spellings = st.lists(st.builds(Spelling, tokens, st.booleans(), st.booleans()), max_size=1)
-    anywhere = st.builds(Spelling, tokens, st.just(False), st.booleans())
+    tokenizations = st.lists(
+        st.builds(Tokenization, tokens, st.booleans(), st.booleans()), max_size=1
+    )
+    anywhere = st.builds(Tokenization, tokens, st.just(False), st.booleans())
     phrase = st.builds(
         lambda one, more, times, free: Phrase((one, *more), times, free),
         anywhere,
-        spellings,
+        tokenizations,
         st.integers(1, 2),
         st.booleans(),
     )
@@ -108,12 +110,14 @@ def test_every_phrase_is_generated_as_often_as_required(
 
 
 @pytest.mark.parametrize(("ends_word", "expected"), [(True, 1), (False, 0)])
-def test_a_spelling_begins_again_only_at_a_word_boundary(ends_word: bool, expected: int) -> None:
+def test_a_tokenization_begins_again_only_at_a_word_boundary(
+    ends_word: bool, expected: int
+) -> None:
     """After 2 3 2 and a mismatch, the last 2 is a new beginning if 3 ends a word."""
-    spelling = Spelling((2, 3, 2, 4), boundary_before=True)
+    tokenization = Tokenization((2, 3, 2, 4), boundary_before=True)
     every = [True, True, True, ends_word, True]
-    assert _fallback(spelling, every) == [0, 0, 0, expected, 0]
-    assert _fallback(spelling._replace(boundary_before=False), every) == [0, 0, 0, 1, 0]
+    assert _fallback(tokenization, every) == [0, 0, 0, expected, 0]
+    assert _fallback(tokenization._replace(boundary_before=False), every) == [0, 0, 0, 1, 0]
 
 
 @settings(max_examples=15)
@@ -150,7 +154,7 @@ def test_a_beam_as_large_as_the_space_finds_the_best_output_with_the_phrase(
     seed: int, tokens: list[int], length_penalty: float
 ) -> None:
     anywhere = torch.ones(4, dtype=torch.bool)
-    phrase = Phrase((Spelling(tuple(tokens)),))
+    phrase = Phrase((Tokenization(tuple(tokens)),))
     boundaries = WordBoundaries(anywhere, anywhere)
     constraints = Constraints([[phrase]], boundaries, EOS)
     model = random_model(seed, 4)
@@ -168,7 +172,7 @@ def test_a_beam_as_large_as_the_space_finds_the_best_output_with_the_phrase(
 @example(seed=3755, tokens=[3, 2])  # 3 3 2: the phrase begins again with its own first token
 def test_free_phrases_cost_as_much_as_the_most_probable_token(seed: int, tokens: list[int]) -> None:
     anywhere = torch.ones(6, dtype=torch.bool)
-    phrase = Phrase((Spelling(tuple(tokens)),), free=True)
+    phrase = Phrase((Tokenization(tuple(tokens)),), free=True)
     constraints = Constraints([[phrase]], WordBoundaries(anywhere, anywhere), EOS)
     model = random_model(seed, 6)
     ((best,),) = search(model, [constraints], max_lengths=[4], length_penalty=0.0, beam=300)

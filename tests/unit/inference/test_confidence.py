@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from regard.errors import RegardError
 from regard.inference.confidence import (
     FEATURES,
-    Calibration,
+    ConfidenceCalibration,
     features,
     fit_logistic,
     geometric_mean,
@@ -70,7 +70,7 @@ def test_roc_auc_counts_pairs(examples: list[tuple[int, bool]]) -> None:
 
 
 def test_a_calibration_separates_good_from_bad() -> None:
-    calibration = Calibration.fit(*examples(600))
+    calibration = ConfidenceCalibration.fit(*examples(600))
     assert calibration is not None
     assert calibration.auc > 0.9
     rows, chrf = examples(600, seed=2)
@@ -84,24 +84,24 @@ def test_a_calibration_separates_good_from_bad() -> None:
 
 def test_too_few_bad_translations_give_no_calibration() -> None:
     rows, _ = examples(300)
-    assert Calibration.fit(rows, [80.0] * 290 + [10.0] * 10) is None
+    assert ConfidenceCalibration.fit(rows, [80.0] * 290 + [10.0] * 10) is None
 
 
 def test_a_calibration_is_stored_in_the_card() -> None:
-    calibration = Calibration.fit(*examples(200))
+    calibration = ConfidenceCalibration.fit(*examples(200))
     assert calibration is not None
     stored = calibration.to_json()
     assert list(stored["coefficients"]) == [*FEATURES]
-    assert Calibration.from_json(stored, "card.json") == calibration
+    assert ConfidenceCalibration.from_json(stored, "card.json") == calibration
     assert "at least 30" in calibration.summary
     del stored["coefficients"]["log_length"]
     with pytest.raises(RegardError, match=r"^card\.json: damaged"):
-        Calibration.from_json(stored, "card.json")
+        ConfidenceCalibration.from_json(stored, "card.json")
     with pytest.raises(RegardError, match="damaged"):
-        Calibration.from_json({"coefficients": 3}, "card.json")
+        ConfidenceCalibration.from_json({"coefficients": 3}, "card.json")
 
 
 def test_extreme_values_do_not_overflow() -> None:
-    huge = Calibration((1e6,) * len(FEATURES), 0.0, 100, 50, 0.9)
+    huge = ConfidenceCalibration((1e6,) * len(FEATURES), 0.0, 100, 50, 0.9)
     assert huge([-15.0] * 100, 1) == pytest.approx(0)
     assert exp(0) >= huge([0.0] * 100, 1) > 0.99

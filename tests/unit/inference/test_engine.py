@@ -10,7 +10,7 @@ import torch
 
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
-from regard.decoding.hypothesis import Hypothesis, Phrase, Spelling, tokens_needed
+from regard.decoding.hypothesis import Hypothesis, Phrase, Tokenization, tokens_needed
 from regard.inference import native_packing, quantization
 from regard.inference.engine import Request, SearchInterrupted
 from regard.inference.native_library import NativeLibrary
@@ -148,7 +148,7 @@ def test_required_phrases_are_not_cut_off(finished_run: Path) -> None:
     model = Translator.load(finished_run, "cpu", "fp32")
     decoding = model.recipe.decoding.model_copy(update={"extra_length": 2})
     plain = Request([5, 6, 7, 8])
-    phrase = Phrase((Spelling((5, 6, 7)),), times=3)
+    phrase = Phrase((Tokenization((5, 6, 7)),), times=3)
     needed = tokens_needed([phrase])
     assert needed > 6
     limits = [

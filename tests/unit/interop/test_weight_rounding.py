@@ -15,7 +15,7 @@ from regard.interop.verification import SampleBatch, sample_batch
 from regard.interop.weight_rounding import (
     Moments,
     RoundingCalibration,
-    calibrate,
+    calibrate_rounding,
     limit_step,
     round_with_feedback,
 )
@@ -97,7 +97,7 @@ def test_moments_are_those_of_the_inputs_of_each_linear_map(
     module = network.get_submodule("decoder.layers.1.feed_forward.outer")
     hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
     assert isinstance(network, Transformer)
-    found = calibrate(network, texts).moments["decoder.layers.1.feed_forward.outer.weight"]
+    found = calibrate_rounding(network, texts).moments["decoder.layers.1.feed_forward.outer.weight"]
     hook.remove()
     x = torch.cat(seen).double().detach().numpy()
     assert len(x) == texts.target_mask.sum()
@@ -115,7 +115,7 @@ def test_sensitivity_predicts_the_effect_of_errors(
     monkeypatch.setattr(weight_rounding, "GRADIENT_BATCHES", 1000)
     network = model.network
     assert isinstance(network, Transformer)
-    sensitivity = calibrate(network, texts).sensitivity
+    sensitivity = calibrate_rounding(network, texts).sensitivity
     names = [f"{one}.weight" for one in ("encoder.layers.0.attention.query", "encoder.embedding")]
     names += [f"decoder.layers.1.{one}.weight" for one in ("attention.value", "feed_forward.outer")]
     generator = torch.Generator().manual_seed(3)
@@ -173,7 +173,7 @@ def test_calibration_changes_nothing(model: Translator, texts: SampleBatch) -> N
     network = model.network
     assert isinstance(network, Transformer)
     before = {name: one.clone() for name, one in network.state_dict().items()}
-    calibrate(network, texts)
+    calibrate_rounding(network, texts)
     assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
     assert all(one.grad is None for one in network.parameters())
     assert not any(module._forward_hooks for module in network.modules())

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from regard.nn.attention import SCORES, Attention, AttentionIntermediates, AttentionMask
+from regard.nn.attention import SCORES, Attention, AttentionIntermediates
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import FullAttention
 from regard.nn.kv_cache import KeyValue
 from regard.nn.multi_head_attention import MultiHeadAttention
@@ -303,30 +304,6 @@ def test_a_later_token_changes_no_earlier_output(
         after = layer(y, layer.keys_values(y), mask)
         assert torch.equal(before[:, :changed], after[:, :changed])
         assert not torch.isclose(before[:, changed], after[:, changed]).all()
-
-
-def test_mask_truth_table() -> None:
-    non_pad = torch.tensor([[True, True, False], [True, False, False]])
-    cpu = torch.device("cpu")
-    assert AttentionMask().matrix(3, 3, cpu) is None
-    padding = AttentionMask(non_pad).matrix(3, 3, cpu)
-    causal = AttentionMask(causal=True).matrix(3, 3, cpu)
-    both = AttentionMask(non_pad, causal=True).matrix(3, 3, cpu)
-    assert padding is not None
-    assert causal is not None
-    assert both is not None
-    assert padding.tolist() == [[[[True, True, False]]], [[[True, False, False]]]]
-    lower = [[True, False, False], [True, True, False], [True, True, True]]
-    assert causal.tolist() == [[lower]]
-    assert both.tolist() == [
-        [[[True, False, False], [True, True, False], [True, True, False]]],
-        [[[True, False, False], [True, False, False], [True, False, False]]],
-    ]
-    # With fewer queries than keys, the queries are the last positions.
-    newest = AttentionMask(causal=True).matrix(2, 3, cpu)
-    assert newest is not None
-    assert newest.tolist() == [[[[True, True, False], [True, True, True]]]]
-    assert AttentionMask(causal=True).matrix(1, 3, cpu) is None
 
 
 # Recording

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention import Attention
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import PATTERNS, BigBird, FullAttention, Linformer, SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS

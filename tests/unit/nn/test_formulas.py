@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
-from regard.nn.attention import WEIGHTINGS, AttentionIntermediates, AttentionMask
+from regard.nn.attention import WEIGHTINGS, AttentionIntermediates
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.layers import NORM_ORDERS, RESIDUALS
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, BatchNorm, RMSNorm

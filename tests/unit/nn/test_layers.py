@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.nn.attention import AttentionMask
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.kv_cache import KVCache
 from regard.nn.layers import (
     FEED_FORWARDS,

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
-from regard.nn.attention import Attention, AttentionMask
+from regard.nn.attention import Attention
+from regard.nn.attention_mask import AttentionMask
 from regard.nn.attention_patterns import SlidingWindow
 from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import AttentionPosition

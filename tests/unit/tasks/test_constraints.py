@@ -84,13 +84,13 @@ def test_texts_without_constraints_are_not_affected_by_others(model: Translator)
 def test_a_term_is_surrounded_by_word_boundaries(model: Translator) -> None:
     phrase = phrase_of("Hund", model.tokenizer.target)
     assert phrase is not None
-    assert all(one.boundary_after for one in phrase.spellings)
-    assert [one.boundary_before for one in phrase.spellings] == [False, True]
+    assert all(one.boundary_after for one in phrase.tokenizations)
+    assert [one.boundary_before for one in phrase.tokenizations] == [False, True]
     (occurrence,) = ProtectedSpans(("placeholders",)).occurrences("a word</b>, more").values()
     assert occurrence == (1, True, False)
     tag = phrase_of("</b>", model.tokenizer.target, *occurrence)
     assert tag is not None
-    assert [(one.boundary_before, one.boundary_after) for one in tag.spellings] == [
+    assert [(one.boundary_before, one.boundary_after) for one in tag.tokenizations] == [
         (False, True)
     ] * 2
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.data.batching import collate, pack_evenly
 from regard.data.special_tokens import PAD
-from regard.nn.attention import Spans
+from regard.nn.attention_mask import AttentionSpans
 from regard.nn.dropout import Dropout
 from regard.nn.loss import chunk_loss
 from regard.nn.positions import RowSpan
@@ -68,7 +68,7 @@ def test_dropout_follows_from_the_seed_and_not_from_the_number_of_threads() -> N
 # Attention
 
 
-def spans_of(queries: list[int], keys: list[int], padding: int) -> Spans:
+def spans_of(queries: list[int], keys: list[int], padding: int) -> AttentionSpans:
     """Query texts of these lengths attend to key texts of these lengths; then padding."""
     ends = np.cumsum(keys)
     total = sum(queries) + padding
@@ -77,10 +77,12 @@ def spans_of(queries: list[int], keys: list[int], padding: int) -> Spans:
     end[: sum(queries)] = np.repeat(ends, queries)
     one, two = torch.from_numpy(start)[None], torch.from_numpy(end)[None]
     none = torch.zeros(1, sum(keys) + padding, dtype=torch.int32)
-    return Spans(one, two, none, none)
+    return AttentionSpans(one, two, none, none)
 
 
-def reference(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float) -> Tensor:
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, spans: AttentionSpans, scale: float
+) -> Tensor:
     """The formula in float64; 0 where a query attends to nothing."""
     index = torch.arange(key.shape[2])
     start, end = spans.key_start[:, None, :, None], spans.key_end[:, None, :, None]

@@ -326,6 +326,23 @@ def test_pairs_of_the_opposite_direction_are_refused(
         fine_tuned(run, codes[::-1])
 
 
+@pytest.mark.parametrize("codes", [("en", "de"), ("qaa", "qab"), ("de", "de-simple")])
+def test_the_opposite_direction_can_be_added_to_the_vocabulary(
+    codes: tuple[str, str], tmp_path: Path
+) -> None:
+    run = translation_run(tmp_path / "run", languages=codes)
+    recipe = fine_tuned(run, codes[::-1], extend_vocab=5)
+    assert recipe.data.targets == [codes[0], codes[1]]
+
+
+def test_a_bidirectional_run_accepts_pairs_of_either_direction(tmp_path: Path) -> None:
+    run = translation_run(tmp_path / "run", bidirectional=True)
+    for languages in (("en", "de"), ("de", "en")):
+        recipe = fine_tuned(run, languages)
+        assert recipe.data.language_pairs == [languages]
+        assert not recipe.data.bidirectional
+
+
 @pytest.mark.parametrize("languages", [("en-US", "de-AT"), ("eng", "deu"), ("en", "mul"), None])
 def test_codes_of_the_same_languages_are_accepted(
     languages: tuple[str, str] | None, tmp_path: Path
