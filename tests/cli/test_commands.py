@@ -90,7 +90,7 @@ ERRORS: dict[str, tuple[str, str]] = {
         "train key.yaml",
         r"key.yaml: line 3: .* model.d_modle; did you mean d_model\?",
     ),
-    "unknown recipe": ("train multi30", r"multi30: no such .*; did you mean multi30k\?"),
+    "unknown recipe": ("train multi30", r"multi30: no bundled recipe .*; did you mean multi30k\?"),
     "bad --set": (
         "train recipe.yaml --set training.steps",
         r"--set training.steps: expected section.key=value",
@@ -114,6 +114,11 @@ ERRORS: dict[str, tuple[str, str]] = {
         r"run\+: expected run folders joined by \+, for example runs/a\+runs/b",
     ),
     "no run": ("translate absent abc", r"absent: no such folder"),
+    "a text but no run": (
+        "translate Hi!",
+        r"Hi!: no such folder \(regard runs lists your runs\); if it is a text, RUN is missing:  "
+        r"regard translate RUN 'Hi!'",
+    ),
     "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
     "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),
     "missing input": ("translate run --input absent", r"absent: no such file"),

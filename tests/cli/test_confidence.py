@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import regard
+from regard.cli.translation_job import TranslationJob
 from regard.inference.confidence import FEATURES, ConfidenceCalibration
 from tests.cli.commands import succeeds_inside
 
@@ -80,6 +83,15 @@ def test_suspicious_translations_are_reported_up_to_a_limit(
     assert len(found) == 3
     quiet = succeeds_inside("translate", "run", "a b c", cwd=workshop)
     assert "suspicious" not in quiet.stderr
+
+
+def test_suspicious_translations_are_counted_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = Counter({"repetition": 269, "cut off": 74, "wrong language": 1})
+    job: Any = SimpleNamespace(flagged=counts, lines=1_000)
+    TranslationJob.report_flagged_lines(job)
+    assert capsys.readouterr().err == (
+        "344 of 1,000 translations look suspicious: 269 with repetition, 74 cut off, 1 in the wrong language\n"
+    )
 
 
 def test_a_source_of_unknown_words_is_reported(workshop: Path) -> None:

@@ -85,7 +85,10 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     for arguments, problem in (
         (["recipe.yaml"], "nothing to vary"),
-        (["nothing", "--vary", "model.heads=1,2"], "nothing: no such file"),
+        (
+            ["nothing", "--vary", "model.heads=1,2"],
+            "nothing: no bundled recipe and no file of that name",
+        ),
         (["recipe.yaml", "--vary", "model.heads=3,5"], "2 problems: model.heads=3: "),
         (["recipe.yaml", "--vary", "model.heads=1,2"], "train.src"),
         (["show", "missing"], "missing: no experiment"),

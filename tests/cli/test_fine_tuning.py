@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_fine_tuned_and_scored_on_old_and_new_data(folder: Path) -> None:
     options = ("--mix", "0.5", "--extend-vocab", "9", "--freeze", "encoder", "--out", "new")
     done = succeeds("train", "new.tsv", "--from", "old", *options, *FEW, cwd=folder)
+    assert "60 pairs, en to de; the first:" in done.stderr  # the languages of the old run
     assert "from old: tiny of 1+1 layers, width 16, word tokenizer" in done.stderr
     assert "learning rate: 0.044, schedule constant" in done.stderr  # a quarter of 0.177
     assert "mix: 50% of the pairs are from the run's training data" in done.stderr

@@ -135,9 +135,9 @@ def test_new_names_exist_and_old_ones_do_not() -> None:
 
 def test_an_old_name_may_be_a_text(tmp_path: Path) -> None:
     done = inside("translate", "absent", "--", "--alpha", cwd=tmp_path)
-    assert (
-        done.stderr
-        == "regard: absent: no such folder (a run folder contains recipe.yaml; regard train creates one)\n"
+    assert done.stderr == (
+        "regard: absent: no such folder (a run folder contains recipe.yaml; regard train creates one, "
+        "and regard runs lists your runs)\n"
     )
 
 

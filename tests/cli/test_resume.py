@@ -177,7 +177,10 @@ def test_a_finished_run_is_left_unchanged(folder: Path) -> None:
     before = files(folder / "uninterrupted-0")
     done = train(folder, "uninterrupted-0")
     assert done.returncode == 0
-    assert done.stderr == f"uninterrupted-0 is already trained: all {STEPS} steps are done\n"
+    assert done.stderr == (
+        f"uninterrupted-0 is already trained: all {STEPS} steps are done; to train longer, choose another --out, "
+        "and add --from uninterrupted-0 to start from this model\n"
+    )
     assert files(folder / "uninterrupted-0") == before
 
 

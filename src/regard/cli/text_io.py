@@ -148,11 +148,16 @@ def _standard_input() -> Iterator[str]:
         raise RegardError("standard input is closed; pass texts or --input")
     if sys.stdin.isatty():
         typer.echo("Type a line and press Enter; press Ctrl-D to finish.", err=True)
+    from regard.data.text_files import bad_byte
+
     for number, line in enumerate(_raw_lines(), 1):
         try:
             yield line.decode("utf-8").rstrip("\r")
-        except UnicodeDecodeError:
-            raise RegardError(f"standard input, line {number}: not UTF-8 text") from None
+        except UnicodeDecodeError as error:
+            raise RegardError(
+                f"standard input, line {number}: {bad_byte(line, error)}; convert it to UTF-8, "
+                "if it is Latin-1 with  iconv -f latin1 -t utf-8"
+            ) from None
 
 
 def _raw_lines() -> Iterator[bytes]:

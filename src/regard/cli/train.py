@@ -246,7 +246,7 @@ def _fine_tuning_recipe(
     recipe, reasons = fine_tuning_recipe(
         fine_tuning, files, root, changes, preview.languages, preview.pairs()
     )
-    _print_reasons("The data:", preview.lines())
+    _print_reasons("The data:", preview.lines(recipe.data.languages))
     _print_reasons("Fine-tuning with this recipe:", reasons)
     return recipe
 

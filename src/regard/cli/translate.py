@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -179,6 +181,8 @@ def translate(
     from regard.storage.atomic_files import check_distinct_files
 
     check_input(texts, input)
+    if not texts and not input:
+        _check_run_is_no_text(run)
     documents = find_documents(texts or [])
     whole_lines = {
         "nbest": nbest > 1,
@@ -236,6 +240,16 @@ def translate(
 
 # ---------------------------------------------------------------------------------------------
 # Options and the model
+
+
+def _check_run_is_no_text(run: Path) -> None:
+    """Refuse a text as the only argument; the error message says how to translate it."""
+    text = str(run)
+    if not os.access(text, os.F_OK) and (" " in text or not {"/", "+"} & {*text}):
+        raise RegardError(
+            f"{text}: no such folder (regard runs lists your runs); if it is a text, RUN is missing:  "
+            f"regard translate RUN {shlex.quote(text)}"
+        )
 
 
 def refuse_options(subject: str, options: Mapping[str, object]) -> None:

@@ -366,7 +366,12 @@ class TranslationJob:
     def report_flagged_lines(self) -> None:
         """Report the total number of suspicious translations, if there are several."""
         if self.flagged.total() > 1:
-            listing = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
+            from regard.inference.hallucinations import KINDS_AFTER_COUNTS
+
+            listing = ", ".join(
+                f"{count:,} {KINDS_AFTER_COUNTS.get(kind, kind)}"
+                for kind, count in self.flagged.most_common()
+            )
             typer.echo(
                 f"{self.flagged.total():,} of {self.lines:,} translations look suspicious: {listing}",
                 err=True,

@@ -243,8 +243,11 @@ class CorpusPreview:
                 self.samples.append(pair)
             yield pair
 
-    def lines(self) -> list[str]:
-        """What was understood, one line each; complete after all pairs have been read."""
+    def lines(self, known_languages: NamePair | None = None) -> list[str]:
+        """What was understood, one line each; complete after all pairs have been read.
+
+        known_languages: those of the data if their files do not name any.
+        """
         lines = []
         for names, input_format, layout in self.layouts:
             is_parallel = isinstance(input_format, INPUT_FORMATS["parallel"])
@@ -255,8 +258,8 @@ class CorpusPreview:
             if len(layout.details) > 20:
                 lines.append(f"  and {len(layout.details) - 20:,} more files")
         languages = "languages unknown (use --languages to name them)"
-        if self.languages:
-            languages = language_names(self.languages)
+        if known := self.languages or known_languages:
+            languages = language_names(known)
         lines.append(f"{self.count:,} pairs, {languages}; the first:")
         lines += [f"  {_shorten(source)}  →  {_shorten(target)}" for source, target in self.samples]
         return [*lines, *self.skipped.messages()]

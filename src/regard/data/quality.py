@@ -395,7 +395,7 @@ class SwappedSides(LexiconRule):
 @QUALITY_RULES.register("untranslated")
 @dataclass
 class SameLanguage(LexiconRule):
-    """both sides are in the same one of the two languages"""
+    """both sides are in the same language"""
 
     advice = "drop them"
     min_log_odds: float = 6.0
@@ -537,9 +537,9 @@ class Misaligned(LexiconRule):
 @QUALITY_RULES.register("unrelated")
 @dataclass
 class Unrelated(LexiconRule):
-    """the words, the lengths and the punctuation of the two sides do not belong together"""
+    """by their words, lengths and punctuation, the two sides do not seem to be translations of each other"""
 
-    advice = "check some of them: most are misaligned or very free translations; drop them"
+    advice = "look at some of them: they are probably misaligned or very free translations; if so, drop them"
     max_log_odds: float = -5.0
     """of being a translation, in nats"""
     min_precision: float = 0.7

@@ -244,7 +244,7 @@ def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[st
         )
         languages = f" --languages {','.join(report.languages)}" if report.languages else ""
         if report.rejected < report.pairs:
-            steps.append(f"regard train clean.tsv{languages}  trains on the others")
+            steps.append(f"regard train clean.tsv{languages}  trains on the remaining pairs")
     else:
         steps.append(f"regard train {files}  can use the data as they are")
     for first, last, shift in report.stretches[:3]:
@@ -276,7 +276,7 @@ def next_steps(report: QualityReport, files: str, cleaning: str = "") -> list[st
             )
     if report.pairs and report.rejected < 0.5 * report.pairs:
         steps.append(
-            f"regard data score {files} --output scored.tsv  ranks the pairs by models trained on them"
+            f"regard data score {files} --output scored.tsv  ranks the pairs, using models trained on them"
         )
     return steps
 

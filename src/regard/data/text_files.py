@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import lzma
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -148,12 +149,22 @@ def decoded_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str | 
         try:
             yield line.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            yield BadLine(
-                f"not UTF-8: byte 0x{line[error.start]:02X} at position {error.start + 1} of the line; "
-                "save the file as UTF-8"
-            )
+            yield BadLine(f"{bad_byte(line, error)}; {_how_to_convert(path)}")
     if number == 0 and not may_be_empty:
         raise RegardError(f"{path}: the file is empty")
+
+
+def bad_byte(line: bytes, error: UnicodeDecodeError) -> str:
+    """Where a line is not UTF-8."""
+    return f"not UTF-8: byte 0x{line[error.start]:02X} at position {error.start + 1} of the line"
+
+
+def _how_to_convert(path: DataFile) -> str:
+    if not isinstance(path, Path) or path.suffix in COMPRESSED:
+        return "save the file as UTF-8"
+    converted = path.with_name(f"{path.stem}.utf8{path.suffix}")
+    command = f"iconv -f latin1 -t utf-8 {shlex.quote(str(path))} > {shlex.quote(str(converted))}"
+    return f"convert the file to UTF-8, if it is Latin-1 with  {command}"
 
 
 def uncompressed_name(path: str | DataFile) -> str:

@@ -57,6 +57,16 @@ class Problem(NamedTuple):
     message: str
 
 
+KINDS_AFTER_COUNTS = {
+    "repetition": "with repetition",
+    "copied source": "copied from the source",
+    "wrong script": "in the wrong script",
+    "wrong language": "in the wrong language",
+    "unknown source": "of sources with mostly unknown tokens",
+}
+"""How a kind of problem is written after the number of translations, as in “74 cut off”, if not as it is."""
+
+
 @dataclass(frozen=True)
 class OutputStatistics:
     """What the references of the validation set look like."""

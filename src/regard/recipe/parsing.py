@@ -168,9 +168,11 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
                     f"{path}: a run folder, not a recipe; to resume it: "
                     f"regard train {path / 'recipe.yaml'} --out {path}"
                 )
-            raise RegardError(
-                f"{name}: no such file, and no recipe with that name{suggest(str(name), bundled)}"
-            )
+            if path.suffix in RECIPE_SUFFIXES:
+                raise RegardError(f"{name}: no such file")
+            near = _nearest(str(name), bundled)
+            hint = f"did you mean {near}?" if near else "regard recipes lists the bundled recipes"
+            raise RegardError(f"{name}: no bundled recipe and no file of that name; {hint}")
         path = bundled[str(name)]
     try:
         with path.open(encoding="utf-8") as file:
@@ -503,5 +505,10 @@ def parse_choice(names: Iterable[Name], value: str, option: str) -> Name:
 
 def suggest(word: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
     """“; did you mean X?”, or the list of allowed names if none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; allowed: {', '.join(allowed)}"
+    near = _nearest(word, allowed)
+    return f"; did you mean {near}?" if near else f"; allowed: {', '.join(allowed)}"
+
+
+def _nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name that is most similar, if one is close."""
+    return next(iter(difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)), None)

@@ -207,7 +207,8 @@ class RunDir:
             problem = "a file, not a folder" if self.folder.exists() else "no such folder"
             problem = "not a run folder" if self.folder.is_dir() else problem
             raise RegardError(
-                f"{self}: {problem} (a run folder contains recipe.yaml; regard train creates one)"
+                f"{self}: {problem} (a run folder contains recipe.yaml; regard train creates one, "
+                "and regard runs lists your runs)"
             )
         from regard.recipe import load_recipe
 

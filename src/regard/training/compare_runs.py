@@ -92,7 +92,8 @@ def _not_comparable(runs: Sequence[RunDir], recipes: Sequence[Recipe]) -> str | 
     tests = []
     for run, recipe in zip(runs, recipes, strict=True):
         if recipe.data.test is None:
-            return f"{run} has no data.test; use  regard evaluate RUN --against RUN2"
+            command = "regard evaluate RUN --against RUN2 --source FILE --reference FILE"
+            return f"{run} has no data.test; use  {command}"
         try:
             tests.append(fingerprint(recipe.data.test, recipe.data))
         except RegardError as error:

@@ -428,9 +428,10 @@ def score_after_fine_tuning(
     for line in describe_fine_tuning(card):
         reporter.message(line)
     if _is_worse(card["sets"].get("new", {})):
+        longer = "" if deadline is None else "a longer --minutes, "
         reporter.message(
-            f"The new data score worse than before fine-tuning: use {before['from']}, or fine-tune with more pairs, "
-            "--mix 0.5 or a smaller training.learning_rate"
+            f"On the new data, the model scores worse than before fine-tuning: use {before['from']}, or fine-tune "
+            f"with more pairs, {longer}--mix 0.5 or a smaller training.learning_rate"
         )
     return card
 

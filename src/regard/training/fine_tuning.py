@@ -209,7 +209,10 @@ def open_initial_run(run: RunDir) -> Recipe:
         )
     if not run.recipe_file.is_file():
         problem = "not a run folder" if run.folder.is_dir() else "no such folder"
-        raise RegardError(f"--from {run}: {problem} (a run folder contains recipe.yaml)")
+        raise RegardError(
+            f"--from {run}: {problem} (a run folder contains recipe.yaml; "
+            "regard runs lists your runs)"
+        )
     if not run.weights_file.is_file():
         raise RegardError(f"--from {run}: the run has no model yet (model.safetensors is missing)")
     return run.recipe()
@@ -350,7 +353,7 @@ def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> tuple[float, str]:
         return IMPORTED_RATE, "low, because the model is imported"
     if theirs.training.init_from is not None:
         return float(f"{peak:.2g}"), "as in the run, which was itself fine-tuned"
-    why = f"{RATE_FACTOR:g} of the run's peak {peak:.2g}, to limit forgetting"
+    why = f"{RATE_FACTOR:.0%} of the original peak, {peak:.2g}, to limit forgetting"
     return float(f"{RATE_FACTOR * peak:.2g}"), why
 
 
@@ -376,7 +379,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
         f"{model.d_model}, {recipe.tokenizer.kind} tokenizer",
         f"{data.pairs:,} new pairs, about {data.tokens:.0f} tokens per target",
         rate,
-        f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens (about {epochs:.1f} epochs of "
+        f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens (about {round(epochs, 1):,g} epochs of "
         f"the new pairs){early if training.patience else ''}",
     ]
     if training.mix:
@@ -393,7 +396,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
         lines.append(
             f"vocabulary: {data.unknown:.0%} of the tokens are bytes or unknown; --extend-vocab N adds entries"
         )
-    held = f"about {recipe.data.hold_out:.1%} of the new pairs, held out"
+    held = f"about {round(100 * recipe.data.hold_out, 1):g}% of the new pairs, held out"
     lines.append(f"validation: {held if recipe.data.valid is None else 'data.valid'}")
     return lines
 

@@ -168,7 +168,10 @@ def _train(
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
     if stop is not StopReason.NONE and run.card():
-        reporter.message(f"{run} is already trained: {stop.describe(recipe.training)}")
+        reporter.message(
+            f"{run} is already trained: {stop.describe(recipe.training)}; to train longer, choose another --out, "
+            f"and add --from {run} to start from this model"
+        )
         return
     _report_start(trainer, reporter)
     if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:

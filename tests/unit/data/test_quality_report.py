@@ -86,7 +86,7 @@ def test_it_ends_with_commands(report: QualityReport) -> None:
     assert steps[0].startswith(
         "regard data clean my.tsv --columns 1,2 --skip language --output clean.tsv --report "
     )
-    assert steps[1] == "regard train clean.tsv  trains on the others"
+    assert steps[1] == "regard train clean.tsv  trains on the remaining pairs"
     assert steps[-1].startswith("regard data score my.tsv --columns 1,2 --output scored.tsv")
     known = next_steps(replace(report, languages=("en", "de")), "my.tsv")
     assert known[1].startswith("regard train clean.tsv --languages en,de  ")

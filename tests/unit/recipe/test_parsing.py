@@ -444,12 +444,22 @@ def test_a_file_that_is_not_named_like_a_recipe_is_refused(tmp_path: Path) -> No
 # Files
 
 
-def test_a_missing_recipe_names_the_nearest_or_all() -> None:
-    with pytest.raises(RegardError, match=r"multi3k: no such file.*did you mean multi30k"):
-        load_recipe("multi3k")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("multi3k", "no bundled recipe and no file of that name; did you mean multi30k?"),
+        (
+            "zzz",
+            "no bundled recipe and no file of that name; regard recipes lists the bundled recipes",
+        ),
+        ("multi3k.yaml", "no such file"),
+        ("zzz.yml", "no such file"),
+    ],
+)
+def test_a_missing_recipe_names_the_nearest_or_the_list(name: str, message: str) -> None:
     with pytest.raises(RegardError) as caught:
-        load_recipe("zzz")
-    assert all(name in str(caught.value) for name in bundled_recipes())
+        load_recipe(name)
+    assert str(caught.value) == f"{name}: {message}"
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -27,7 +27,10 @@ def recipe_for(folder: Path, test: str | None, **sections: Any) -> Any:
     [
         (SAME, None),
         (OTHER, "the runs have different test data"),
-        (None, "two has no data.test"),
+        (
+            None,
+            "two has no data.test; use  regard evaluate RUN --against RUN2 --source FILE --reference FILE",
+        ),
     ],
 )
 def test_runs_need_the_same_test_data(

@@ -178,8 +178,13 @@ def test_old_data_that_are_gone_are_reported_and_new_data_are_scored(
     before["sets"]["new"]["before"][0]["value"] += 1
     (run.data / SCORES_BEFORE).write_text(json.dumps(before))
     score_after_fine_tuning(run, recipe, model, reporter, None)
-    worse = f"The new data score worse than before fine-tuning: use {before['from']}, or"
+    worse = (
+        f"On the new data, the model scores worse than before fine-tuning: use {before['from']}, or"
+    )
     assert reporter.texts[-1].startswith(worse)
+    assert "--minutes" not in reporter.texts[-1]
+    score_after_fine_tuning(run, recipe, model, reporter, time.monotonic() + 1_000)
+    assert "with more pairs, a longer --minutes, --mix 0.5 or" in reporter.texts[-1]
     late = time.monotonic() - 1
     assert score_after_fine_tuning(run, recipe, model, reporter, late) is None
     assert reporter.texts[-1] == "No time left to measure forgetting"

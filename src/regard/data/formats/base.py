@@ -42,7 +42,7 @@ class Skipped:
 
 
 BAD_LINES = "bad lines skipped"
-HOW_TO_SKIP = "or skip such lines with --on-bad-line skip; in a recipe: on_bad_line"
+HOW_TO_SKIP = "or skip single lines with --on-bad-line skip; in a recipe: on_bad_line"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class ParallelText(InputFormat):
                 lines = "line" if counts[0] == 1 else "lines"
                 raise RegardError(
                     f"{source_path} has {counts[0]:,} {lines} but {target_path} has {counts[1]:,}: "
-                    "line n of one must translate line n of the other"
+                    "each line must be the translation of the same line in the other file"
                 )
             if isinstance(source, BadLine):
                 self.bad(f"{source_path}:{number + 1}", source.problem)

@@ -748,7 +748,11 @@ def test_an_empty_cell_of_parquet_is_named(tmp_path: Path) -> None:
 def test_bad_lines_are_named_or_counted_and_skipped(tmp_path: Path) -> None:
     path, skipped = tmp_path / "p.tsv", Skipped()
     path.write_bytes(b"a\tb\nlatin \xe4\tc\nno tab\nd\te\n")
-    problem = "not UTF-8: byte 0xE4 at position 7 of the line; save the file as UTF-8"
+    convert = f"iconv -f latin1 -t utf-8 {path} > {tmp_path / 'p.utf8.tsv'}"
+    problem = (
+        "not UTF-8: byte 0xE4 at position 7 of the line; convert the file to UTF-8, "
+        f"if it is Latin-1 with  {convert}"
+    )
     assert refusal(path) == f":2: {problem} ({HOW_TO_SKIP})"
     pairs = read_file(path, on_bad_line="skip", skipped=skipped)
     assert pairs == [Pair("a", "b"), Pair("d", "e")]
