@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1])
     parser.add_argument("--sentences", type=int, default=32, help="sentences of a batch")
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
+    parser.add_argument("--precisions", nargs="+", help="default: fp32, and bf16 if it is faster")
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -59,20 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measured_rows(
     preset: str, options: argparse.Namespace, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Regard with each number of processes, then the other libraries."""
-    precisions = dict.fromkeys([fastest_cpu_precision(), "fp32"])
+    """The other libraries, then Regard with each number of processes."""
+    precisions = options.precisions or list(dict.fromkeys([fastest_cpu_precision(), "fp32"]))
+    command = [sys.executable, "-m", "regard", "bench", "train", "--device", "cpu", "--json"]
+    command += ["--preset", preset, "--sentences", str(options.sentences), "--repeats", "1"]
+    command += [word for peer in PEERS for word in ("--peer", peer)]
+    command += [word for precision in precisions for word in ("--precision", precision)]
+    output = subprocess.run(command, capture_output=True, check=True).stdout
+    for row in json.loads(output)["rows"]:
+        if not row["name"].startswith("regard"):
+            yield {key: row[key] for key in ("name", "precision", "tokens_per_second")}
     for processes in options.processes:
         for precision in precisions:
             speed = regard_speed(preset, processes, precision, options, folder)
             name = f"Regard, {processes} process{'es' * (processes > 1)}"
             yield {"name": name, "precision": precision, "tokens_per_second": speed}
-    command = [sys.executable, "-m", "regard", "bench", "train", "--device", "cpu", "--json"]
-    command += ["--preset", preset, "--sentences", str(options.sentences), "--repeats", "1"]
-    command += [word for peer in PEERS for word in ("--peer", peer)]
-    output = subprocess.run(command, capture_output=True, check=True).stdout
-    for row in json.loads(output)["rows"]:
-        if not row["name"].startswith("regard"):
-            yield {key: row[key] for key in ("name", "precision", "tokens_per_second")}
 
 
 def regard_speed(

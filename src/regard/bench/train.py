@@ -58,6 +58,7 @@ from regard.training.train_step import (
 )
 
 Step = Callable[[], None]
+TrainPrecision = Literal["fp32", "bf16"]
 
 BATCHES = 20
 """distinct batches, used in turn"""
@@ -72,7 +73,7 @@ class TrainSetting:
     dataset: TokenDataset
     tokens_per_batch: int
     device: torch.device
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: TrainPrecision = "fp32"
 
     @property
     def lengths(self) -> tuple[Lengths, Lengths]:
@@ -124,25 +125,29 @@ class StepBenchmark:
 
 
 def measure(
-    setting: TrainSetting, peers: Sequence[str], steps: int, repeats: int
+    setting: TrainSetting,
+    peers: Sequence[str],
+    steps: int,
+    repeats: int,
+    precisions: Sequence[TrainPrecision] = (),
 ) -> list[TrainRow]:
     """A row for each library and precision; the median of the repeats counts.
+
+    Default precisions: bf16 on a GPU; on a CPU, fp32, and bf16 if the machine computes it faster.
 
     On a CPU the libraries take turns, so that another process on the machine slows down all of them. On a GPU they
     are measured one after the other, because of their memory.
     """
     peak = matmul_speed(setting.device)
     builders = (*regard_steps(setting), *(PEERS[name] for name in peers))
-    if setting.device.type == "cuda":
-        setting = replace(setting, precision="bf16")
-        return [_measure_turns([(build, setting)], steps, repeats, peak)[0] for build in builders]
-    precisions: list[Literal["fp32", "bf16"]] = ["fp32"]
-    if fastest_cpu_precision() == "bf16":
-        precisions.insert(0, "bf16")
-    settings = [replace(setting, precision=precision) for precision in precisions]
-    return _measure_turns(
-        [(build, setting) for build in builders for setting in settings], steps, repeats, peak
-    )
+    gpu = setting.device.type == "cuda"
+    fastest = "bf16" if gpu else fastest_cpu_precision()
+    chosen = precisions or (["bf16"] if gpu else list(dict.fromkeys([fastest, "fp32"])))
+    settings = [replace(setting, precision=precision) for precision in chosen]
+    benchmarks = [(build, setting) for build in builders for setting in settings]
+    if gpu:
+        return [_measure_turns([one], steps, repeats, peak)[0] for one in benchmarks]
+    return _measure_turns(benchmarks, steps, repeats, peak)
 
 
 def _measure_turns(

@@ -44,6 +44,8 @@ VOCAB_SIZE = 8_000
 TOKENS = 20
 """of each source and each translation of a random model: the same for all engines, whatever the weights are"""
 SEED = 1
+GPU_BATCHES = (2_048, 1_024, 512, 256)
+"""sizes of the batches that CTranslate2 is measured with on a GPU, besides all sentences in one batch"""
 NEG_INF = -1e4
 """the logit of tokens that a random model never generates: EOS, so that all translations have one length, and others"""
 LENGTH_PENALTY = 0.0
@@ -172,10 +174,17 @@ class RegardEngine(BenchEngine):
 class CTranslate2Engine(BenchEngine):
     name = "ctranslate2"
 
-    def __init__(self, setting: TranslateSetting, folder: Path, inter_threads: int) -> None:
+    def __init__(
+        self,
+        setting: TranslateSetting,
+        folder: Path,
+        inter_threads: int = 1,
+        max_batch: int | None = None,
+    ) -> None:
         ctranslate2 = require_package("ctranslate2")
-        int8 = setting.precision == "int8"
-        self.precision = "int8" if int8 else "fp32"
+        gpu, int8 = setting.device == "cuda", setting.precision == "int8"
+        half = gpu and setting.precision == "bf16"
+        self.precision = "int8" if int8 else "fp16" if half else "fp32"
         out = folder / f"ctranslate2-{self.precision}"
         if not out.exists():
             export_model(setting.workload.run, "ctranslate2-int8" if int8 else "ctranslate2", out)
@@ -188,20 +197,31 @@ class CTranslate2Engine(BenchEngine):
         if setting.workload.length is not None:  # a random model never generates what is suppressed
             options = {"max_decoding_length": setting.workload.length}
         self.options = {**options, "beam_size": setting.beam, "length_penalty": LENGTH_PENALTY}
-        self.inter_threads, intra_threads = inter_threads, setting.threads // inter_threads
+        intra_threads = setting.threads // inter_threads
         self.settings = f"inter_threads {inter_threads}, intra_threads {intra_threads}"
+        self.max_batch = max_batch or -(-len(setting.workload.sources) // inter_threads)
+        if gpu:
+            self.settings = f"max_batch_size {self.max_batch}"
         self.model = ctranslate2.Translator(
             str(out),
-            device="cuda" if setting.device == "cuda" else "cpu",
-            compute_type="int8" if int8 else "float32",
+            device="cuda" if gpu else "cpu",
+            compute_type="int8" if int8 else "float16" if half else "float32",
             inter_threads=inter_threads,
             intra_threads=intra_threads,
         )
 
     @classmethod
     def configurations(cls, setting: TranslateSetting, folder: Path) -> list[BenchEngine]:
-        """One batch at a time on all threads, which is the default; and one batch per thread."""
-        default, *others = (cls(setting, folder, inter) for inter in sorted({1, setting.threads}))
+        """On a CPU, one batch at a time on all threads, which is the default, and one batch per thread.
+
+        On a GPU, all sentences in one batch, and in smaller batches.
+        """
+        if setting.device == "cuda":
+            sizes = [size for size in GPU_BATCHES if size < len(setting.workload.sources)]
+            default, *others = (cls(setting, folder, max_batch=size) for size in (None, *sizes))
+        else:
+            threads = sorted({1, setting.threads})
+            default, *others = (cls(setting, folder, inter) for inter in threads)
         for other in others:
             other.name = f"{cls.name} ({other.settings})"
         return [default, *others]
@@ -209,7 +229,7 @@ class CTranslate2Engine(BenchEngine):
     def translate(self, sources: Ids) -> Ids:
         results = self.model.translate_batch(
             [self.pieces(row) for row in sources],
-            max_batch_size=-(-len(sources) // self.inter_threads),
+            max_batch_size=self.max_batch,
             **self.options,
         )
         return [[self.ids[piece] for piece in result.hypotheses[0]] for result in results]

@@ -150,6 +150,14 @@ def train(
             help="Use the training data of this run, with its sentence lengths (default: random sentences).",
         ),
     ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Precision: fp32 or bf16; repeatable (default: bf16 on a GPU; on a CPU fp32, and bf16 if the CPU "
+            "has instructions for it).",
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto.")
     ] = "auto",
@@ -171,6 +179,10 @@ def train(
     count = sentences or (768 if gpu else 32)
     vocab_size = vocabulary or (32_768 if gpu else 8_000)
     peers = [parse_choice(bench.PEERS, name, "--peer") for name in peer or []]
+    precisions = [
+        parse_choice(get_args(bench.TrainPrecision), name, "--precision")
+        for name in precision or []
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         if lengths is None:
             dataset = bench.random_dataset(Path(temporary) / "texts", count, length, vocab_size)
@@ -179,7 +191,7 @@ def train(
             vocab_size = max(vocab_size, tokenizer.source.size, tokenizer.target.size)
             dataset = TokenDataset(RunDir(lengths).data / "train.arrow")
         setting = bench.TrainSetting(size, vocab_size, dataset, count * length, torch_device)
-        rows = bench.measure(setting, peers, 10 if gpu else 3, repeats)
+        rows = bench.measure(setting, peers, 10 if gpu else 3, repeats, precisions)
     load = os.getloadavg()[0]
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "load": load}, indent=2))
