@@ -558,8 +558,8 @@ class TrainingConfig(Section):
     """steps between two validations"""
     validate_sentences: Annotated[int, Field(ge=0)] = 500
     """validation pairs to translate greedily for the validation score; 0 validates by loss alone"""
-    best_checkpoint_metric: Literal["loss", "score"] = "score"
-    """how the best checkpoint is chosen: by loss, or by score, the first of evaluation.metrics"""
+    best_checkpoint_metric: Literal["loss", "score", "last"] = "score"
+    """how the best checkpoint is chosen: by loss, by score, the first of evaluation.metrics, or always the last one"""
     patience: Annotated[int, Field(ge=1)] | None = None
     """stop after this many validations without improvement; null never stops early"""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1000
@@ -595,6 +595,8 @@ class TrainingConfig(Section):
     def _check(self) -> Self:
         if self.best_checkpoint_metric == "score" and self.validate_sentences == 0:
             raise ValueError("best_checkpoint_metric: score needs validate_sentences above 0")
+        if self.best_checkpoint_metric == "last" and self.patience is not None:
+            raise ValueError("best_checkpoint_metric: last never stops early; omit patience")
         return self
 
 

@@ -115,6 +115,11 @@ class ModelRule:
         """Whether the model is worth training on this many target tokens."""
         return tokens >= max(self.min_tokens, self.min_epochs * epoch_tokens)
 
+    def trains_like(self, other: ModelRule) -> bool:
+        """Whether the rules differ only in when they are used."""
+        mine = self.model, self.dropout, self.rdrop, self.rates
+        return mine == (other.model, other.dropout, other.rdrop, other.rates)
+
 
 _BASE, _SMALL, _TINY = ({"preset": name} for name in ("base", "small", "tiny"))
 _DEEP = {"preset": "base", "d_ff": 1024}
@@ -423,9 +428,12 @@ class AutomaticRecipe:
 
         done: target tokens that the model was trained on before.
         """
+        choice = self.choice
         tokens = done + TRAINING_SHARE * seconds * tokens_per_second
-        too_slow = not self.choice.rule.applies(tokens / TOO_SLOW, self.choice.epoch_tokens)
-        return too_slow and self.can_change(seconds)
+        if choice.rule.applies(tokens / TOO_SLOW, choice.epoch_tokens):
+            return False
+        other = self._choice_for(tokens_per_second, seconds)
+        return self.can_change(seconds) and not other.rule.trains_like(choice.rule)
 
     def refit(self, tokens_per_second: float, seconds: float) -> AutomaticRecipe:
         """The choice for the measured speed of the chosen model and the seconds that are left.
@@ -433,23 +441,36 @@ class AutomaticRecipe:
         The model is changed if the device is too slow for it, or much faster than estimated. The number of steps is
         the largest that helps; the plan reduces it to what the time allows. The tokenizer does not change.
         """
-        choice, device = self.choice, self.choice.device
-        ratio = tokens_per_second / choice.tokens_per_second
-        speed = replace(choice.speed, reference=choice.speed.reference * ratio)
-        minutes = total_minutes(TRAINING_SHARE * seconds, device)
+        choice = self.choice
+        speed = self._speed_for(tokens_per_second)
+        minutes = total_minutes(TRAINING_SHARE * seconds, choice.device)
         fitted = replace(choice, minutes=minutes, tokens_per_second=tokens_per_second, speed=speed)
         batch: int | None = self.recipe.batch_tokens
-        faster = ratio > REFIT_RATIO and self.can_change(seconds)
-        if faster or self.is_too_slow(tokens_per_second, seconds):
-            minutes = total_minutes(TRAINING_SHARE * (seconds - REBUILD_SECONDS[device]), device)
-            vocabulary = choice.vocabulary
-            other = choose(
-                self.corpus, choice.epoch_tokens, vocabulary, speed, minutes, choice.source_ratio
-            )
-            if other.rule is not choice.rule:
+        faster = tokens_per_second > REFIT_RATIO * choice.tokens_per_second
+        if (faster and self.can_change(seconds)) or self.is_too_slow(tokens_per_second, seconds):
+            other = self._choice_for(tokens_per_second, seconds)
+            if not other.rule.trains_like(choice.rule):
                 fitted, batch = other, None
         recipe = _complete(self.values, fitted, self.corpus, self.overrides, batch, longest=True)
         return replace(self, recipe=recipe, choice=fitted)
+
+    def _speed_for(self, tokens_per_second: float) -> DeviceSpeed:
+        """The speed of the device if the chosen model trains on this many tokens per second."""
+        ratio = tokens_per_second / self.choice.tokens_per_second
+        return replace(self.choice.speed, reference=self.choice.speed.reference * ratio)
+
+    def _choice_for(self, tokens_per_second: float, seconds: float) -> ChosenModel:
+        """What the rules choose at this speed if training starts again with these seconds left."""
+        choice = self.choice
+        left = TRAINING_SHARE * (seconds - REBUILD_SECONDS[choice.device])
+        return choose(
+            self.corpus,
+            choice.epoch_tokens,
+            choice.vocabulary,
+            self._speed_for(tokens_per_second),
+            total_minutes(left, choice.device),
+            choice.source_ratio,
+        )
 
 
 def _check_size(corpus: CorpusStatistics) -> None:

@@ -24,7 +24,7 @@ from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.pairs import Pair, language_of
 from regard.data.token_dataset import RowIndices
 from regard.errors import RegardError
-from regard.metrics import MetricResult
+from regard.metrics import Comparison, MetricResult
 from regard.nn.network import copy_weights, named_weights
 from regard.recipe import Precision, Recipe
 from regard.storage.atomic_files import write_text
@@ -49,7 +49,8 @@ class Validation(NamedTuple):
     result: MetricResult | None
     """the score of the validation examples"""
     objective: float
-    """what checkpoints are selected by, lower is better: the loss, or the score, negated if higher is better"""
+    """what checkpoints are selected by, lower is better: the loss; the score, negated if higher is better; or the
+    negated step, if the last checkpoint is selected"""
 
     @property
     def sort_key(self) -> tuple[float, float]:
@@ -302,33 +303,62 @@ def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]
 def tune_length_penalty(
     trainer: Trainer, reporter: ProgressReporter, deadline: float | None
 ) -> None:
-    """Choose the length penalty that scores best on some validation pairs, and write it into the recipe."""
+    """Choose the length penalty that scores best on some validation pairs, and write it into the recipe.
+
+    It is changed only if another one is significantly better: on few pairs, the best one is often chance.
+    """
     model, pairs = trainer.model, trainer.examples[:MAX_TUNING_PAIRS]
     if not isinstance(model, Translator) or not pairs:
         return
     if model.non_autoregressive or trainer.recipe.decoding.is_sampling:
         return  # they have no length penalty
     current = trainer.recipe.decoding.length_penalty
-    scores: dict[float, float] = {}
+    outputs: dict[float, list[str]] = {}
     summary = summary_seconds(trainer)  # is more important than this
     for penalty in sorted({current, *LENGTH_PENALTIES}, key=lambda value: value != current):
         if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples), summary):
             break
         model.set_decoding(length_penalty=penalty)
-        outputs = trainer.evaluation.outputs(pairs)
-        (result,) = model.score_outputs(outputs, pairs, quick=True)
-        scores[penalty] = result.value if result.higher_is_better else -result.value
-    best = max(scores, key=lambda penalty: scores[penalty]) if scores else current
+        outputs[penalty] = trainer.evaluation.outputs(pairs)
+    comparisons = {
+        penalty: _comparison(model, texts, outputs[current], pairs)
+        for penalty, texts in outputs.items()
+        if texts != outputs[current]
+    }
+    best = max(
+        (one for one, found in comparisons.items() if found.better and found.significant),
+        key=lambda penalty: abs(comparisons[penalty].difference),
+        default=current,
+    )
     model.set_decoding(length_penalty=best)
     trainer.set_recipe(trainer.recipe.model_copy(update={"decoding": model.recipe.decoding}))
-    if len(set(scores.values())) > 1:
-        listing = ", ".join(
-            f"{penalty:g}: {abs(scores[penalty]):.1f}" for penalty in sorted(scores)
-        )
-        name = trainer.recipe.evaluation.metrics[0]
+    if comparisons:
+        one = next(iter(comparisons.values()))
+        scores = {current: one.baseline}
+        scores |= {penalty: comparison.system for penalty, comparison in comparisons.items()}
+        listing = ", ".join(f"{penalty:g}: {scores[penalty]:.1f}" for penalty in sorted(scores))
+        verdict = "scores best" if best != current else "is kept; no other is significantly better"
         reporter.message(
-            f"Length penalty {best:g} scores best on validation pairs ({name}: {listing})"
+            f"Length penalty {best:g} {verdict} on {len(pairs):,} validation pairs ({one.name}: {listing})"
         )
+
+
+def _comparison(
+    model: Translator, outputs: list[str], baseline: list[str], pairs: list[Pair]
+) -> Comparison:
+    """The first metric of the recipe for these outputs and for a baseline."""
+    from regard.metrics import compare
+
+    evaluation = model.recipe.evaluation
+    (comparison,) = compare(
+        evaluation.metrics[:1],
+        outputs,
+        baseline,
+        [pair.target for pair in pairs],
+        [pair.source for pair in pairs],
+        tokenize=evaluation.tokenize,
+    )
+    return comparison
 
 
 def _in_time(trainer: Trainer, deadline: float | None, share: float, reserved: float = 0.0) -> bool:

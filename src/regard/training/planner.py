@@ -28,7 +28,7 @@ VALIDATION_SHARE, MAX_VALIDATION_SHARE = 0.03, 0.08
 """One validation takes at most this share of the time left; the second, if it translates the fewest examples."""
 MAX_VALIDATIONS = 20
 MIN_EXAMPLES = 40
-"""Fewest validation pairs to translate. If there is no time for them, checkpoints are selected by the loss."""
+"""Fewest validation pairs to translate. If there is no time for them, the last checkpoint is selected."""
 MEASURED_STEPS = 12
 """At most this many steps are timed, after the first ones, which are slower."""
 TEST_SHARE = 0.15
@@ -313,7 +313,8 @@ def _trained_output_length(trainer: Trainer) -> float:
 def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimum: int) -> None:
     """Translate fewer validation pairs if they would take longer than ``seconds``.
 
-    There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated.
+    There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated,
+    and the last checkpoint is selected, unless ``patience`` needs the best loss.
     """
     estimate_validation_time(trainer, limit=math.inf, measuring_seconds=seconds)
     if not trainer.examples or trainer.validation_seconds <= seconds:
@@ -322,7 +323,9 @@ def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimu
     count = max(int(seconds / each), min(minimum, len(trainer.examples)))
     values: dict[str, Any] = {"validate_sentences": count}
     if count * each > most_seconds:
-        values = {"validate_sentences": 0, "best_checkpoint_metric": "loss"}
+        # At the end of a schedule, the loss often rises while translations still improve.
+        metric = "last" if trainer.training.patience is None else "loss"
+        values = {"validate_sentences": 0, "best_checkpoint_metric": metric}
     training = trainer.training.model_copy(update=values)
     trainer.set_recipe(trainer.recipe.model_copy(update={"training": training}))
     trainer.examples = evenly_spaced(

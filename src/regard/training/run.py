@@ -228,9 +228,10 @@ def _make_plan(
     pairs, training = len(trainer.prepared.train), fitted.recipe.training
     reporter.message(f"Plan: {fitted.describe(pairs)}")
     if had_examples and not trainer.examples:
+        last = trainer.training.best_checkpoint_metric == "last"
+        kept = "the last checkpoint is kept" if last else "the validation loss selects checkpoints"
         reporter.message(
-            "      There is not enough time to translate validation pairs during training: the validation loss selects "
-            "checkpoints"
+            f"      There is not enough time to translate validation pairs during training: {kept}"
         )
     epochs = training.steps * fitted.tokens_per_step / trainer.count_labels(trainer.prepared.train)
     if automatic is not None and not automatic.own_steps:

@@ -500,6 +500,8 @@ class Trainer:
             loss = self._validation_loss()
             result = self._validation_score()
         self.validation_seconds = time.monotonic() - start
+        if self.training.best_checkpoint_metric == "last":
+            return Validation(loss, result, -float(self.state.step))
         if self.training.best_checkpoint_metric == "loss" or result is None:
             return Validation(loss, result, loss)
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
@@ -537,7 +539,8 @@ class Trainer:
         if state.validations and self.training.best_checkpoint_metric == "score":
             change = state.validations[-1][1] - validation.objective
         state.validations.append((state.step, *validation.sort_key))
-        report_validation(reporter, state.step, validation, best, change, self.validation_seconds)
+        news = best and self.training.best_checkpoint_metric != "last"
+        report_validation(reporter, state.step, validation, news, change, self.validation_seconds)
         if reporter.samples_are_due():
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):

@@ -291,6 +291,19 @@ def test_a_model_that_is_too_slow_is_recognized_during_training(
     assert not own.is_too_slow(1.0, 200)
 
 
+def test_training_does_not_start_again_with_the_same_model(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    """One model has two rules, for 8 epochs and, on a GPU, for 2: too slow for the first is not too slow."""
+    slow = DeviceSpeed("cuda", 1.7e5, batching="packed")
+    chosen = autoconfigure(TEXTS, corpus_of(165_000, 8 * 4.7), minutes=5, speed=slow)
+    assert (chosen.choice.rule.name, chosen.choice.rule.min_epochs) == ("wide, short", 8)
+    rate = 0.3 * chosen.choice.tokens_per_second
+    assert not chosen.is_too_slow(rate, 230)
+    assert chosen.refit(rate, 230).recipe.batch_tokens == chosen.recipe.batch_tokens
+    assert chosen.is_too_slow(0.05 * rate, 230)  # for the second rule, too
+
+
 def test_on_a_slow_gpu_batches_are_not_small(corpus_of: Callable[[int, float], str]) -> None:
     root = corpus_of(165_000, 8 * 4.7)
     slow = DeviceSpeed("cuda", 2.0e5, batching="packed")

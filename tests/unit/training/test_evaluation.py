@@ -127,6 +127,38 @@ def test_the_length_penalty_is_tuned_only_if_there_is_time() -> None:
     assert not _in_time(trainer, time.monotonic() + 20, 0.5, reserved=15)
 
 
+@pytest.mark.parametrize(
+    ("improved", "chosen"),
+    [({1.4: 1}, 1.0), ({1.4: 20}, 1.4), ({0.6: 25, 1.4: 20}, 0.6), ({}, 1.0)],
+)
+def test_the_length_penalty_changes_only_if_another_one_is_significantly_better(
+    improved: dict[float, int], chosen: float, tmp_path: Path
+) -> None:
+    """With a penalty, as many of the 40 translations are right as ``improved`` says; all others are wrong."""
+    model = object.__new__(Translator)
+    model.recipe = recipe_for(tmp_path, tmp_path)
+    model.set_decoding(length_penalty=1.0)
+    pairs = [Pair(f"ein Hund {number}", f"{number} dogs run") for number in range(40)]
+
+    def outputs(some: list[Pair]) -> list[str]:
+        right = improved.get(model.recipe.decoding.length_penalty, 0)
+        return [pair.target if number < right else "x" for number, pair in enumerate(some)]
+
+    trainer = SimpleNamespace(
+        model=model,
+        recipe=model.recipe,
+        examples=pairs,
+        evaluation=SimpleNamespace(outputs=outputs),
+        validation_seconds=0.0,
+        set_recipe=lambda recipe: setattr(trainer, "recipe", recipe),
+    )
+    reporter = Messages(RunDir(tmp_path / "run"))
+    evaluation.tune_length_penalty(cast(Trainer, trainer), reporter, None)
+    assert trainer.recipe.decoding.length_penalty == chosen
+    verdict = "scores best" if chosen != 1.0 else "is kept; no other is significantly better"
+    assert [verdict in text for text in reporter.texts] == [True] * bool(improved)
+
+
 # ---------------------------------------------------------------------------------------------
 # Forgetting
 

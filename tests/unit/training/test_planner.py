@@ -225,7 +225,7 @@ def test_few_examples_are_better_than_none(
     metrics = [trainer.training.best_checkpoint_metric]
     limit_examples(trainer, 5.0, 9.0, minimum=10)
     assert (len(trainer.examples), trainer.validation_seconds) == (0, 0.0)
-    assert [*metrics, trainer.training.best_checkpoint_metric] == ["score", "loss"]
+    assert [*metrics, trainer.training.best_checkpoint_metric] == ["score", "last"]
 
 
 def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> None:
