@@ -17,6 +17,7 @@ import ctypes
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from ctypes import (
     POINTER,
@@ -73,6 +74,12 @@ class NativeLibrary(NamedTuple):
 @cache
 def native_library() -> NativeLibrary:
     """The library, loaded on the first call, and built if necessary."""
+    with _LOADING:  # several threads may call it first
+        return _load_once()
+
+
+def load_native_library() -> NativeLibrary:
+    """Find or build the library, and load it."""
     try:
         path = _find_or_build()
         functions = _load(path)
@@ -87,6 +94,10 @@ def native_library() -> NativeLibrary:
     if name is None:
         return NativeLibrary(None, "the CPU has no AVX2")
     return NativeLibrary(functions, "", name.decode(), str(path))
+
+
+_LOADING = threading.Lock()
+_load_once = cache(load_native_library)
 
 
 class NoLibraryError(Exception):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +21,11 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(module.VARIABLE, raising=False)
     monkeypatch.delenv(module.LIMIT_VARIABLE, raising=False)
-    return module.native_library.__wrapped__
+    return module.load_native_library
 
 
 def reload() -> NativeLibrary:
-    library: NativeLibrary = module.native_library.__wrapped__()
+    library: NativeLibrary = module.load_native_library()
     return library
 
 
@@ -50,6 +53,23 @@ def test_without_a_compiler_the_reason_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert reload().reason == "there is no C++ compiler to build it with"
+
+
+def test_threads_that_need_it_at_the_same_time_load_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def load() -> NativeLibrary:
+        calls.append(1)
+        time.sleep(0.05)
+        return NativeLibrary(None, "test")
+
+    monkeypatch.setattr(module, "_load_once", cache(load))
+    uncached = module.native_library.__wrapped__
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result() for future in [pool.submit(uncached) for _ in range(4)]]
+    assert (len(calls), {library.reason for library in found}) == (1, {"test"})
 
 
 @pytest.mark.usefixtures("load")
