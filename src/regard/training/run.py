@@ -266,7 +266,7 @@ def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) 
 def _replace_trainer(
     trainer: Trainer, recipe: Recipe, reporter: ProgressReporter, tokens_per_second: float
 ) -> Trainer:
-    """A trainer for another model, loss or batch size on the same prepared data."""
+    """A trainer for another model, loss or batch size on the same prepared data. The old one is released."""
     changed = f"batches of {recipe.batch_tokens:,} tokens"
     if describe_model(recipe) != describe_model(trainer.recipe):
         changed = f"{describe_model(recipe)}, {changed}"
@@ -275,7 +275,9 @@ def _replace_trainer(
     )
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
-    trainer = Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
+    run, prepared, group, mirror = trainer.run, trainer.prepared, trainer.group, trainer.mirror
+    trainer.release()  # its memory is not to be counted
+    trainer = Trainer(run, recipe, prepared, group, mirror)
     if recipe.training.tokens_per_batch == "auto":
         trainer.choose_micro_batches(reporter)
     return trainer

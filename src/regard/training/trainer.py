@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections import Counter
@@ -411,6 +412,14 @@ class Trainer:
             f"training.tokens_per_batch: auto is {self.recipe.batch_tokens:,} tokens in {parts} "
             f"micro-batch{'es' * (parts > 1)}"
         )
+
+    def release(self) -> None:
+        """Free all memory of a trainer that is no longer used, wherever there are still references to it."""
+        device = self.group.device
+        vars(self).clear()
+        gc.collect()  # trainer and evaluation refer to each other
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _can_split_batches(self) -> bool:
         """Whether smaller micro-batches are possible, and the weights belong to a step or can be restored."""

@@ -1,9 +1,11 @@
 """A whole training."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from regard.recipe import DataFiles, make_recipe
 from regard.storage.run_dir import RunDir
@@ -106,3 +108,19 @@ def test_a_new_choice_fits_into_memory(tmp_path: Path, monkeypatch: pytest.Monke
     trainer = choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
     assert trainer.recipe.model.decoder_layers == 2
     assert trainer.state.micro_batches > 1
+
+
+def test_micro_batches_are_chosen_when_the_memory_of_the_old_model_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = list[weakref.ref[nn.Module]]()
+    in_memory = list[int]()
+
+    def choose_micro_batches(trainer: Trainer, reporter: ProgressReporter) -> None:
+        networks.append(weakref.ref(trainer.network))
+        in_memory.append(sum(network() is not None for network in networks))
+
+    monkeypatch.setattr(Trainer, "choose_micro_batches", choose_micro_batches)
+    automatic = ["training.tokens_per_batch=auto"]
+    choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
+    assert in_memory == [1, 1]
