@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from regard.data.corpus import fingerprint, read_pairs
-from regard.data.formats.writers import json_line, tsv_line
+from regard.data.formats.writers import json_line, one_field
 from regard.data.pairs import Pair, language_of
 from regard.data.text_files import read_lines
 from regard.data.tokenizer import Tokenizer
@@ -39,10 +39,8 @@ from regard.training.progress import ProgressLine
 CHUNK_SIZE = 4096
 """Number of sources in memory at a time: enough to batch sources of similar length."""
 
-LocatedText = tuple[str, str]
-"""where a text comes from, for error messages, and the text"""
-PairFormatter = Callable[[str, str, str], str]
-"""turns where a pair comes from, its source and its target into a line"""
+PairFormatter = Callable[[str, str], str]
+"""turns source and target of a pair into a line"""
 
 
 def distill(
@@ -67,10 +65,15 @@ def distill(
     output = shard.path(output)
     for role, path in _input_files(model, sources):
         check_distinct_files({role: path, "--output": output})
-    total = 0
-    for where, text in _read_sources(model, sources):
-        to_line(where, text, "")  # raise now, not after hours, if a source cannot be written
+    total = changed = 0
+    for text in _read_sources(model, sources):
         total += 1
+        changed += one_field(text) != text
+    if changed and output.suffix == ".tsv":
+        report(
+            f"{changed:,} of {total:,} sources contain a tab or a line break, which is written as a space: both are "
+            "separators in TSV; an --output name that ends in .jsonl keeps them"
+        )
     first, last = shard.bounds(total, CHUNK_SIZE)
     total = last - first
     report(f"{total:,} sources to translate")
@@ -83,12 +86,10 @@ def distill(
         progress = ProgressLine("", total, file.done, report)
         remaining = islice(_read_sources(model, sources), first + file.done, last)
         while chunk := list(islice(remaining, CHUNK_SIZE)):
-            translations = model.translate([text for _, text in chunk], **options)
+            translations = model.translate(chunk, **options)
             lines = [
-                to_line(where, translation, text)
-                if back_translation
-                else to_line(where, text, translation)
-                for (where, text), translation in zip(chunk, translations, strict=True)
+                to_line(translation, text) if back_translation else to_line(text, translation)
+                for text, translation in zip(chunk, translations, strict=True)
             ]
             file.add(len(chunk), ["".join(lines)])
             progress.advance(file.done)
@@ -120,16 +121,12 @@ def _resume_key(
     return {"input": content, **model_resume_key(model), "options": all_options}
 
 
-def _read_sources(model: Translator, sources: Path | None) -> Iterator[LocatedText]:
+def _read_sources(model: Translator, sources: Path | None) -> Iterator[str]:
     if sources is not None:
-        return ((f"{sources}:{number}", text) for number, text in enumerate(read_lines(sources), 1))
+        return read_lines(sources)
     data = model.recipe.data
     pairs = read_pairs(data.train, data, "data.train")
-    return (
-        (f"data.train, pair {number}", pair.source)
-        for number, pair in enumerate(pairs, 1)
-        if model.language in (None, language_of(pair))
-    )
+    return (pair.source for pair in pairs if model.language in (None, language_of(pair)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,7 +175,7 @@ def read_teacher(recipe: Recipe, run: RunDir, device: torch.device) -> Network:
 def _formatter(output: Path) -> PairFormatter:
     """The function that formats the lines of a file with this name."""
     if output.suffix == ".tsv":
-        return lambda where, source, target: tsv_line(Pair(source, target), where) + "\n"
+        return lambda source, target: f"{one_field(source)}\t{one_field(target)}\n"
     if output.suffix == ".jsonl":
-        return lambda where, source, target: json_line(Pair(source, target)) + "\n"
+        return lambda source, target: json_line(Pair(source, target)) + "\n"
     raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
