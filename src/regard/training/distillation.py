@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from regard.data.corpus import fingerprint, read_pairs
-from regard.data.formats.writers import json_line, one_field
+from regard.data.formats.writers import json_line, one_field, tsv_line
 from regard.data.pairs import Pair, language_of
 from regard.data.text_files import read_lines
 from regard.data.tokenizer import Tokenizer
@@ -39,8 +39,10 @@ from regard.training.progress import ProgressLine
 CHUNK_SIZE = 4096
 """Number of sources in memory at a time: enough to batch sources of similar length."""
 
-PairFormatter = Callable[[str, str], str]
-"""turns source and target of a pair into a line"""
+LocatedText = tuple[str, str]
+"""where a text comes from, for error messages, and the text"""
+PairFormatter = Callable[[str, str, str], str]
+"""turns where a text comes from, the text and its translation into a line"""
 
 
 def distill(
@@ -61,18 +63,19 @@ def distill(
     resumes, unless ``overwrite`` is set. ``shard``: write only the pairs of one share of the sources, to a file of its
     own; the files of all shards one after the other are those of the whole.
     """
-    to_line = _formatter(output)
+    to_line = _formatter(output, back_translation)
     output = shard.path(output)
     for role, path in _input_files(model, sources):
         check_distinct_files({role: path, "--output": output})
     total = changed = 0
-    for text in _read_sources(model, sources):
+    for where, text in _read_sources(model, sources):
+        to_line(where, text, "")  # raise now, not after hours, if a source cannot be written
         total += 1
-        changed += one_field(text) != text
+        changed += _without_line_breaks(text) != text
     if changed and output.suffix == ".tsv":
         report(
-            f"{changed:,} of {total:,} sources contain a tab or a line break, which is written as a space: both are "
-            "separators in TSV; an --output name that ends in .jsonl keeps them"
+            f"{changed:,} of {total:,} sources contain a carriage return or a line feed, which is written as a space; "
+            "an --output name that ends in .jsonl keeps it"
         )
     first, last = shard.bounds(total, CHUNK_SIZE)
     total = last - first
@@ -86,10 +89,10 @@ def distill(
         progress = ProgressLine("", total, file.done, report)
         remaining = islice(_read_sources(model, sources), first + file.done, last)
         while chunk := list(islice(remaining, CHUNK_SIZE)):
-            translations = model.translate(chunk, **options)
+            translations = model.translate([text for _, text in chunk], **options)
             lines = [
-                to_line(translation, text) if back_translation else to_line(text, translation)
-                for text, translation in zip(chunk, translations, strict=True)
+                to_line(where, text, translation)
+                for (where, text), translation in zip(chunk, translations, strict=True)
             ]
             file.add(len(chunk), ["".join(lines)])
             progress.advance(file.done)
@@ -121,12 +124,16 @@ def _resume_key(
     return {"input": content, **model_resume_key(model), "options": all_options}
 
 
-def _read_sources(model: Translator, sources: Path | None) -> Iterator[str]:
+def _read_sources(model: Translator, sources: Path | None) -> Iterator[LocatedText]:
     if sources is not None:
-        return read_lines(sources)
+        return ((f"{sources}:{number}", text) for number, text in enumerate(read_lines(sources), 1))
     data = model.recipe.data
     pairs = read_pairs(data.train, data, "data.train")
-    return (pair.source for pair in pairs if model.language in (None, language_of(pair)))
+    return (
+        (f"data.train, pair {number}", pair.source)
+        for number, pair in enumerate(pairs, 1)
+        if model.language in (None, language_of(pair))
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -172,10 +179,24 @@ def read_teacher(recipe: Recipe, run: RunDir, device: torch.device) -> Network:
 # Output formats
 
 
-def _formatter(output: Path) -> PairFormatter:
+def _formatter(output: Path, back_translation: bool) -> PairFormatter:
     """The function that formats the lines of a file with this name."""
+
+    def pair_of(text: str, translation: str) -> Pair:
+        return Pair(translation, text) if back_translation else Pair(text, translation)
+
+    def to_tsv(where: str, text: str, translation: str) -> str:
+        # A tab in a text is refused: the sources may be a file of pairs.
+        pair = pair_of(_without_line_breaks(text), one_field(translation))
+        return tsv_line(pair, where) + "\n"
+
     if output.suffix == ".tsv":
-        return lambda source, target: f"{one_field(source)}\t{one_field(target)}\n"
+        return to_tsv
     if output.suffix == ".jsonl":
-        return lambda source, target: json_line(Pair(source, target)) + "\n"
+        return lambda where, text, translation: json_line(pair_of(text, translation)) + "\n"
     raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
+
+
+def _without_line_breaks(text: str) -> str:
+    """A text in which line breaks are spaces; a line of a text file may contain carriage returns."""
+    return text.replace("\n", " ").replace("\r", " ")

@@ -50,27 +50,28 @@ def test_every_source_gives_one_pair_in_order_including_duplicates(
     assert lines[-1].startswith("4 of 4, ")
 
 
+def test_a_tab_is_refused_in_tsv_output(teacher: Translator, sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"some.txt:4: .* contains a tab.*\.jsonl"):
+        distill(teacher, tmp_path / "pairs.tsv", sources)
+    assert list(tmp_path.iterdir()) == [sources], "all pairs or none"
+
+
 @pytest.mark.parametrize("back_translation", [False, True])
-def test_a_separator_of_tsv_in_a_text_becomes_a_space(
-    teacher: Translator,
-    sources: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    back_translation: bool,
+def test_line_breaks_are_spaces_in_tsv_output(
+    teacher: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back_translation: bool
 ) -> None:
     """A line of a text file may contain a carriage return, and a translation may contain anything."""
-    with sources.open("a", newline="") as file:
-        file.write("a\rdog\r\nein Hund\r\n")
-    monkeypatch.setattr(teacher, "translate", lambda texts, **options: ["x\ny\rz"] * len(texts))
+    (tmp_path / "some.txt").write_bytes(b"a\rdog\r\nein Hund\r\n\n")
+    monkeypatch.setattr(teacher, "translate", lambda texts, **options: ["x\ny\rz\t"] * len(texts))
     lines: list[str] = []
     output = tmp_path / "pairs.tsv"
-    assert distill(teacher, output, sources, lines.append, back_translation) == 6
+    assert distill(teacher, output, tmp_path / "some.txt", lines.append, back_translation) == 3
     files = DataFiles(pairs=(str(output),))
     pairs = [tuple(pair) for pair in read_pairs(files, DataConfig(train=files))]
-    texts = ["a dog", "a dog", "", "ein Hund", "a dog", "ein Hund"]
-    assert pairs == [("x y z", text) if back_translation else (text, "x y z") for text in texts]
-    assert [line.partition(",")[0] for line in lines if "line break" in line] == [
-        "2 of 6 sources contain a tab or a line break"
+    texts = ["a dog", "ein Hund", ""]
+    assert pairs == [("x y z ", text) if back_translation else (text, "x y z ") for text in texts]
+    assert [line.partition(",")[0] for line in lines if "carriage return" in line] == [
+        "1 of 3 sources contain a carriage return or a line feed"
     ]
 
 
