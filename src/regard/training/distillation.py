@@ -83,7 +83,7 @@ def distill(
     key = _resume_key(model, sources, back_translation, options)
     if key is not None and shard != WHOLE:
         key["shard"] = str(shard)
-    with ResumableOutput([output], key, overwrite) as file:
+    with ResumableOutput([output], key, overwrite, report) as file:
         if file.done:
             report(f"{output}: resuming after source {file.done:,}")
         progress = ProgressLine("", total, file.done, report)

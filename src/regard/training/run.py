@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir
 from regard.tasks import Model
 from regard.training.autoconfig import AutomaticRecipe, describe_model
+from regard.training.checkpoint import checkpoint_files, checkpoint_step
 from regard.training.data_loader import unpackable_choices
 from regard.training.distributed import (
     ProcessGroup,
@@ -69,7 +72,7 @@ def train(
     """
     start = time.monotonic()
     run = RunDir(out)
-    with process_group(recipe.training.device) as group:
+    with report_interrupt(run), process_group(recipe.training.device) as group:
         # Each process has chosen an automatic recipe for the speed that it measured.
         recipe = group.in_each(lambda: _check_recipe(run, recipe))
         recipe, minutes = group.broadcast((recipe, minutes))
@@ -110,7 +113,7 @@ def prepare_data(
     recipe = _check_recipe(run, recipe)
     reporter = ProgressReporter(run)
     try:
-        with ExitStack() as stack:
+        with report_interrupt(run), ExitStack() as stack:
             if shard == WHOLE:
                 stack.enter_context(locked(run))
             else:
@@ -122,6 +125,24 @@ def prepare_data(
     finally:
         reporter.close()
     return run
+
+
+@contextmanager
+def report_interrupt(run: RunDir) -> Iterator[None]:
+    """Say what is kept after Ctrl-C, before the first step and after the last; the training loop handles it itself."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        files = checkpoint_files(run.checkpoints)
+        if files:
+            kept = f"everything up to step {checkpoint_step(files[-1]):,} is saved"
+        elif run.metadata_file.exists():
+            kept = "the prepared data are kept; no training step is saved"
+        else:
+            kept = "the data are not prepared yet; the parts that are finished are kept"
+        is_main = os.environ.get("RANK", "0") == "0"
+        ProgressReporter(run, enabled=is_main).message(f"Interrupted: {kept}. {RESUME_HINT}")
+        raise
 
 
 def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:

@@ -1,6 +1,7 @@
 """A whole training."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,17 @@ from regard.recipe import DataFiles, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training import out_of_memory
 from regard.training.autoconfig import AutomaticRecipe, autoconfigure
+from regard.training.checkpoint import checkpoint_name
 from regard.training.cost_model import DeviceSpeed
 from regard.training.optimizers import Muon
 from regard.training.progress import ProgressReporter
-from regard.training.run import Interrupted, train
+from regard.training.run import (
+    RESUME_HINT,
+    Interrupted,
+    prepare_data,
+    report_interrupt,
+    train,
+)
 from regard.training.stopping import StopReason
 from regard.training.trainer import Trainer
 
@@ -124,3 +132,42 @@ def test_micro_batches_are_chosen_when_the_memory_of_the_old_model_is_free(
     automatic = ["training.tokens_per_batch=auto"]
     choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
     assert in_memory == [1, 1]
+
+
+def test_after_an_interrupt_the_user_knows_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path / "run")
+
+    def interrupt() -> str:
+        with pytest.raises(KeyboardInterrupt), report_interrupt(run):
+            raise KeyboardInterrupt
+        return capsys.readouterr().err.removesuffix(f". {RESUME_HINT}\n")
+
+    assert interrupt() == (
+        "Interrupted: the data are not prepared yet; the parts that are finished are kept"
+    )
+    run.data.mkdir(parents=True)
+    run.metadata_file.touch()
+    assert interrupt() == "Interrupted: the prepared data are kept; no training step is saved"
+    run.checkpoints.mkdir()
+    (run.checkpoints / checkpoint_name(1200)).touch()
+    assert interrupt() == "Interrupted: everything up to step 1,200 is saved"
+
+
+@pytest.mark.parametrize("call", [train, prepare_data])
+def test_an_interrupt_while_preparing_is_reported(
+    call: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prepare(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.training.run.prepare", prepare)
+    (tmp_path / "x.tsv").write_text("a\tb\n")
+    data = {"root": str(tmp_path), "train": {"pairs": "x.tsv"}}
+    with pytest.raises(KeyboardInterrupt):
+        call(make_recipe({"data": data}, "test"), tmp_path / "run")
+    assert capsys.readouterr().err.startswith("Interrupted: the data are not prepared yet")
