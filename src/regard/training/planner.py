@@ -210,9 +210,13 @@ def is_too_slow(trainer: Trainer, deadline: float, meter: Meter) -> bool:
 def keep_to_time(
     trainer: Trainer, reporter: ProgressReporter, deadline: float, meter: Meter
 ) -> None:
-    """Change the number of steps if the machine has become slower or faster than planned."""
+    """Change the number of steps if the machine has become slower or faster than planned.
+
+    A run that was started without a time limit has no plan, and keeps its steps.
+    """
     recipe = None
-    if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
+    measured = meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic())
+    if measured and trainer.run.plan_file.exists():
         recipe = adjust_steps(trainer, deadline, meter.seconds_per_step)
     recipe = trainer.group.broadcast(recipe)
     if recipe is None:

@@ -195,6 +195,8 @@ def _train(
         )
         return
     _report_start(trainer, reporter)
+    if deadline is not None and trainer.state.step:
+        reporter.message(_time_limit_of_resumed_run(run, trainer.training.steps))
     if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
         trainer.choose_micro_batches(reporter)
     if deadline is not None and trainer.state.step == 0:
@@ -222,6 +224,19 @@ def _train(
         trainer.evaluation.assist()
     if mirror is not None:
         mirror.update()
+
+
+def _time_limit_of_resumed_run(run: RunDir, steps: int) -> str:
+    """What ``--minutes`` does when a run is resumed: the steps are not planned again."""
+    if run.plan_file.exists():
+        return (
+            f"A resumed run keeps its plan of {steps:,} steps: --minutes can make it shorter, but not longer; to train "
+            f"longer, choose another --out, and add --from {run} to start from this model"
+        )
+    return (
+        f"The run was started without --minutes and keeps its {steps:,} steps: if the time is too short for them, it "
+        "stops, and the same command resumes it"
+    )
 
 
 def _make_plan(

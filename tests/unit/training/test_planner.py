@@ -23,6 +23,7 @@ from regard.training.planner import (
     estimate_validation_time,
     fit_recipe,
     is_too_slow,
+    keep_to_time,
     limit_examples,
     limit_validation_pairs,
     measure_steps,
@@ -255,6 +256,18 @@ def test_a_plan_is_extended_when_the_machine_is_faster(trainer: Trainer) -> None
     longest = adjust_steps(trainer, deadline, seconds_per_step=1e-6)
     assert longest is not None
     assert longest.training.steps == 100_000
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_only_a_run_with_a_plan_is_shortened(trainer: Trainer, planned: bool) -> None:
+    """A run that was started without a time limit keeps its steps when it is resumed with one."""
+    if planned:
+        trainer.run.plan_file.write_text("{}")
+    trainer.state.step = 10
+    meter = cast(Any, SimpleNamespace(measured_seconds=10.0, seconds_per_step=1.0))
+    reporter = ProgressReporter(trainer.run, enabled=False)
+    keep_to_time(trainer, reporter, time.monotonic() + 100, meter)
+    assert (trainer.training.steps < 200) is planned
 
 
 @pytest.mark.parametrize("task", ["masked_lm", "language_model"])

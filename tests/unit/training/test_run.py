@@ -171,3 +171,28 @@ def test_an_interrupt_while_preparing_is_reported(
     with pytest.raises(KeyboardInterrupt):
         call(make_recipe({"data": data}, "test"), tmp_path / "run")
     assert capsys.readouterr().err.startswith("Interrupted: the data are not prepared yet")
+
+
+def test_a_resumed_run_says_what_the_time_limit_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
+    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    run = RunDir(tmp_path / "run")
+
+    def messages(steps: int, minutes: float | None) -> str:
+        training = {"steps": steps, "warmup": 1, "device": "cpu", "validate_sentences": 0}
+        values = {
+            "data": {"root": str(tmp_path), "train": {"pairs": "x.tsv"}, "hold_out": 0.2},
+            "tokenizer": {"kind": "word"},
+            "model": {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16},
+            "training": {"best_checkpoint_metric": "loss", **training},
+        }
+        train(make_recipe(values, "test"), run.folder, minutes)
+        return capsys.readouterr().err
+
+    assert "--minutes" not in messages(1, None)
+    assert "without --minutes and keeps its 2 steps: if the time is too short" in messages(2, 1.0)
+    run.plan_file.write_text("{}")
+    assert "keeps its plan of 3 steps: --minutes can make it shorter, but" in messages(3, 1.0)
+    assert "--minutes" not in messages(4, None)
