@@ -160,6 +160,8 @@ def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
 
 MEASURED_SHARE = 0.03
 """A plan is changed only after steps have been measured for this share of the time left."""
+REVISION_SECONDS = 1.0
+"""A plan is revised at most this often, except when a line is logged."""
 TOLERANCE = 0.03
 """A plan that misses the deadline by less than this share of the time left is not changed."""
 
@@ -205,6 +207,17 @@ def is_too_slow(trainer: Trainer, deadline: float, meter: Meter) -> bool:
         speed = tokens / trainer.state.step / meter.seconds_per_step
         too_slow = trainer.automatic.is_too_slow(speed, seconds, tokens)
     return bool(trainer.group.max(too_slow))
+
+
+def revision_is_due(trainer: Trainer, deadline: float, meter: Meter) -> bool:
+    """Whether to measure the speed now, and revise the plan: few steps may be slow, long before ``log_every`` of them.
+
+    Measuring waits for the GPU, so it is not done after every step.
+    """
+    if not meter.logged and meter.steps < trainer.untimed_steps:
+        return False
+    now = time.monotonic()
+    return now - meter.start >= max(REVISION_SECONDS, MEASURED_SHARE * (deadline - now))
 
 
 def keep_to_time(

@@ -69,7 +69,12 @@ from regard.training.out_of_memory import (
     largest_batch,
     release_memory,
 )
-from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
+from regard.training.planner import (
+    estimate_validation_time,
+    is_too_slow,
+    keep_to_time,
+    revision_is_due,
+)
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.resume import describe_environment
@@ -242,13 +247,16 @@ class Trainer:
             while True:
                 meter.update(self.step([next(batches) for _ in range(training.accumulate)]))
                 reporter.advance(state.step)
-                stop = StopReason(group.max(self._stop_reason(deadline, interrupted.is_set())))
+                stop, revising = self._agree(
+                    self._stop_reason(deadline, interrupted.is_set()),
+                    deadline is not None and revision_is_due(self, deadline, meter),
+                )
                 stopping = stop is not StopReason.NONE
                 validating = state.step % training.validate_every == 0 or (
                     stopping and stop is not StopReason.INTERRUPTED
                 )
                 saving = validating or stopping or state.step % training.checkpoint_every == 0
-                logging = saving or state.step % training.log_every == 0
+                logging = saving or revising or state.step % training.log_every == 0
                 if logging:
                     meter.log()
                 if validating:
@@ -288,6 +296,11 @@ class Trainer:
         late = deadline is not None and time.monotonic() > deadline - self.time_to_finish()
         # After the last step there is nothing to resume, also where the time limit has shortened the plan.
         return StopReason.TIME_LIMIT if late and done is StopReason.NONE else done
+
+    def _agree(self, stop: StopReason, revising: bool) -> tuple[StopReason, bool]:
+        """Whether all processes stop, and whether they revise the plan: their clocks may differ."""
+        stop_number, any_revising = divmod(self.group.max(2 * stop + revising), 2)
+        return StopReason(stop_number), any_revising == 1
 
     # -----------------------------------------------------------------------------------------
     # Time planning, see ``planner``
