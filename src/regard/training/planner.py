@@ -96,11 +96,12 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     )
     reserve += min(SUMMARY_SHARE * left, summary_seconds(trainer))
     trainer.reserved_seconds, trainer.max_steps = reserve, trainer.training.steps
-    available = max(0.0, SAFETY * left - reserve)
+    before = validation if trainer.validates_start else 0.0
+    available = max(0.0, SAFETY * left - reserve - before)
     recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)
     training = recipe.training
     validations = training.steps // training.validate_every
-    seconds = training.steps * seconds_per_step + validations * validation + reserve
+    seconds = training.steps * seconds_per_step + validations * validation + before + reserve
     requested = trainer.training.steps
     return Plan(
         recipe,

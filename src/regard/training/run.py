@@ -133,9 +133,9 @@ def report_interrupt(run: RunDir) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        files = checkpoint_files(run.checkpoints)
-        if files:
-            kept = f"everything up to step {checkpoint_step(files[-1]):,} is saved"
+        saved = max(map(checkpoint_step, checkpoint_files(run.checkpoints)), default=0)
+        if saved:
+            kept = f"everything up to step {saved:,} is saved"
         elif run.metadata_file.exists():
             kept = "the prepared data are kept; no training step is saved"
         else:
@@ -195,11 +195,12 @@ def _train(
         )
         return
     _report_start(trainer, reporter)
-    if deadline is not None and trainer.state.step:
+    resumed = trainer.state.step > 0 or bool(trainer.state.validations)
+    if deadline is not None and resumed:
         reporter.message(_time_limit_of_resumed_run(run, trainer.training.steps))
-    if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
+    if recipe.training.tokens_per_batch == "auto" and not resumed:
         trainer.choose_micro_batches(reporter)
-    if deadline is not None and trainer.state.step == 0:
+    if deadline is not None and not resumed:
         trainer = _make_plan(trainer, reporter, deadline, options.automatic)
     stop = _fit(trainer, reporter, stop, deadline)
     if stop is StopReason.TOO_SLOW:

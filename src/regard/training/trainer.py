@@ -244,6 +244,7 @@ class Trainer:
             if self.validation_is_due():
                 self.validate_and_save_best(reporter)
                 self.save()
+                meter.restart_clock()
             while True:
                 meter.update(self.step([next(batches) for _ in range(training.accumulate)]))
                 reporter.advance(state.step)
@@ -283,11 +284,16 @@ class Trainer:
         return closing(prefetch(self.batches(), PREFETCHED_BATCHES))
 
     def validation_is_due(self) -> bool:
-        """Whether the last step was saved without its validation, because memory ran out."""
+        """Whether the last step was saved without its validation, because memory ran out, or fine-tuning begins."""
         step = self.state.step
-        due = step > 0 and step % self.training.validate_every == 0
+        due = self.validates_start if step == 0 else step % self.training.validate_every == 0
         validated = any(step == validated for validated, *_ in self.state.validations)
         return self.group.max(self.group.is_main and due and not validated) == 1
+
+    @property
+    def validates_start(self) -> bool:
+        """Whether the initial weights are validated, to be kept if training does not improve them: in fine-tuning."""
+        return self.training.init_from is not None and not self.recipe.has_labels
 
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
