@@ -76,6 +76,18 @@ def test_an_interrupted_demo_prints_nothing(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_an_interrupt_before_training_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.train._plan", interrupted)
+    done = inside("train", "x.tsv", cwd=tmp_path)
+    message = "Interrupted while reading the data: nothing was written\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", message)
+
+
 # Errors
 
 ERRORS: dict[str, tuple[str, str]] = {

@@ -156,7 +156,11 @@ def test_an_interrupted_document_is_resumed(
     text = "".join(f"Sentence *number {n}*.\n\n" for n in range(35))
     (tmp_path / "a.md").write_text(text)
     model.fails_after = 25
-    assert inside("translate", "run", "a.md", "-o", "b.md", cwd=tmp_path).returncode == 130
+    done = inside("translate", "run", "a.md", "-o", "b.md", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        130,
+        "Interrupted; 20 sentences of b.md are kept. To resume, run the same command again",
+    )
     assert not (tmp_path / "b.md").exists()
     model.fails_after, model.texts = sys.maxsize, []
     done = inside("translate", "run", "a.md", "-o", "b.md", "--beam", 2, cwd=tmp_path)

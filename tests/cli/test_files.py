@@ -156,7 +156,12 @@ def test_terms_and_placeholders_are_kept_and_losses_are_reported(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--protect", "names"], "decoding.protect.0: 'names' must be 'placeholders' or 'numbers'"),
+        (["--protect", "names"], "--protect: 'names' must be 'placeholders' or 'numbers'"),
+        (["--beam", "0"], "--beam: 0 must be greater than or equal to 1"),
+        (
+            ["--length-penalty", "-1", "--top-p", "2", "--set", "beam=0"],
+            "decoding.beam: 0 must be greater than or equal to 1; --length-penalty: -1.0 must be ",
+        ),
         (["--set", "coverge=1"], "unknown key decoding.coverge; did you mean coverage_penalty?"),
         (
             ["--set", "coverage"],

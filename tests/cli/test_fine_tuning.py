@@ -10,6 +10,7 @@ import torch
 from regard.demo.corpus import generate
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
+from regard.training.progress import ProgressReporter
 from tests.cli.commands import inside, succeeds, succeeds_inside, write
 
 OLD = """
@@ -23,6 +24,7 @@ evaluation: {metrics: [chrf]}
 FEW = [
     *("--set", "training.steps=4", "--set", "training.schedule=constant"),
     *("--set", "training.validate_every=4", "--set", "training.checkpoint_every=2"),
+    *("--set", "training.best_checkpoint_metric=loss"),
 ]
 
 
@@ -68,6 +70,42 @@ def test_a_run_is_fine_tuned_and_scored_on_old_and_new_data(folder: Path) -> Non
     assert not any(torch.equal(own[name], theirs[name]) for name in trained)
     again = succeeds_inside("train", "new.tsv", "--from", "old", *options, *FEW, cwd=folder)
     assert "new is already trained" in again.stderr
+
+
+@pytest.mark.parametrize("average", ["best", "last"])
+def test_a_model_that_fine_tuning_makes_worse_is_not_returned(folder: Path, average: str) -> None:
+    harmful = ("--set", "training.learning_rate=9", "--set", "training.validate_every=1")
+    options = (*FEW, *harmful, "--set", f"training.average={average}", "--set", "training.steps=3")
+    command = ("train", "new.tsv", "--from", "old", *options, "--out", f"worse-{average}")
+    done = succeeds_inside(*command, cwd=folder)
+    assert "step 0: validation loss" in done.stderr
+    assert "average of 3 checkpoints is no better than the model before fine-tuning" in done.stderr
+    assert f"before fine-tuning: worse-{average} has the weights of {folder / 'old'}" in done.stderr
+    theirs, own = RunDir(folder / "old").weights(), RunDir(folder / f"worse-{average}").weights()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+
+
+def test_fine_tuning_is_resumed_before_its_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start is validated once, and the plan of a time limit is kept."""
+    command = ("train", "new.tsv", "--from", "old", *FEW, "--out", "early", "--minutes", "0.5")
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressReporter, "advance", interrupt)
+        done = inside(*command, cwd=folder)
+    assert done.returncode == 130
+    assert "Interrupted: the prepared data are kept; no training step is saved" in done.stderr
+    assert done.stderr.count("step 0: validation loss") == 1
+    assert "Plan:" in done.stderr
+    resumed = succeeds_inside(*command, cwd=folder)
+    assert "step 0: validation loss" not in resumed.stderr
+    assert "Plan:" not in resumed.stderr
+    assert "keeps its plan of 4 steps" in resumed.stderr
+    assert "has the weights of" not in resumed.stderr
+
+
+def interrupt(reporter: ProgressReporter, step: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_resumed_fine_tuning_gives_the_same_weights(folder: Path) -> None:

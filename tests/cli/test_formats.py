@@ -152,7 +152,7 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "my.tsv:121: no tab in 'no tab'" in refused.stderr
     done = succeeds_inside("train", "my.tsv", *SHORT, "--on-bad-line", "skip", cwd=tmp_path)
-    assert "bad lines skipped: 1 (the first: " in done.stderr
+    assert "bad lines skipped: 1 of 121 (the first: " in done.stderr
 
 
 @pytest.mark.parametrize(

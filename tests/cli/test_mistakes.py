@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from hypothesis import given, strategies as st
 from regard.cli import main as cli
 from regard.data.text_files import split_lines
 from regard.errors import RegardError
+from regard.recipe import DecodingConfig, override_decoding
 from regard.storage.atomic_files import check_distinct_files, write_text
 from regard.storage.resumable_output import ResumableOutput
 from regard.storage.run_dir import RunDir
-from regard.tasks import Translator
+from regard.tasks import LanguageModel, Translator
 from regard.training.distillation import distill
 from regard.training.resume import locked
 from tests.cli.commands import REGARD, Done, environment, inside, write
@@ -451,3 +453,14 @@ def test_data_without_an_end_are_refused(folder: Path) -> None:
     assert done.returncode == 2
     assert "/dev/zero" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_about_an_option_names_the_option(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(text: str, tokens: int, **sampling: float) -> None:
+        override_decoding(DecodingConfig(), sampling)
+
+    model = SimpleNamespace(generate=generate)
+    monkeypatch.setattr(LanguageModel, "load", lambda run: model)
+    refused("--top-k: -1 must be greater", "generate", "run", "--top-k", -1, cwd=folder)

@@ -150,7 +150,11 @@ def test_resuming_needs_the_same_options(
         return search(texts, **options)
 
     monkeypatch.setattr(model, "search", interrupted)
-    inside("translate", "run", "--sentences", *files, cwd=tmp_path)
+    done = inside("translate", "run", "--sentences", *files, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        130,
+        "Interrupted; 4 lines of out are kept. To resume, run the same command again",
+    )
     monkeypatch.setattr(model, "search", search)
     done = inside("translate", "run", *files, cwd=tmp_path)
     assert done.returncode == 2

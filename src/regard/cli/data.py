@@ -386,7 +386,7 @@ class Corpus:
 
     def pairs(self) -> Iterator[Pair]:
         """All pairs; files are read again in each call."""
-        self.preview.skipped.counts.clear()
+        self.preview.skipped.clear()
         return self.preview.pairs()
 
     def skipped(self) -> list[str]:

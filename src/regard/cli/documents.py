@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -235,18 +236,21 @@ class DocumentWork:
         key = {**self.job.resume_key(self.path, None), "columns": self.options.columns}
         build = partial(build_document, self.document)
         sentences = self.document.sentences
-        with ResumableRecords(output, key, build, overwrite) as resumable:
+        report = partial(typer.echo, err=True)
+        with ResumableRecords(output, key, build, overwrite, report) as resumable:
             done = resumable.done
             if done:
                 typer.echo(f"{output}: resuming after sentence {done:,}", err=True)
-            progress = ProgressLine(f"{self.path}, sentences: ", len(sentences), done)
-            while done < len(sentences) and not resumable.complete:
-                chunk = sentences[done : done + CHUNK_SENTENCES]
-                records = [write_record(translation) for translation in self.translate(chunk, done)]
-                resumable.add(len(chunk), ["".join(f"{record}\n" for record in records)])
-                done += len(chunk)
-                progress.advance(done)
-            progress.close()
+            line = ProgressLine(f"{self.path}, sentences: ", len(sentences), done)
+            with closing(line) as progress:
+                while done < len(sentences) and not resumable.complete:
+                    chunk = sentences[done : done + CHUNK_SENTENCES]
+                    records = [
+                        write_record(translation) for translation in self.translate(chunk, done)
+                    ]
+                    resumable.add(len(chunk), ["".join(f"{record}\n" for record in records)])
+                    done += len(chunk)
+                    progress.advance(done)
         typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
 
     def translate(self, sentences: Sequence[str], start: int) -> list[SentenceTranslation]:

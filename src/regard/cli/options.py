@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -381,14 +383,33 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     names = [parameter.name for parameter in shared]
 
     def run(**arguments: Any) -> None:
-        decoding = decoding_options(**{name: arguments.pop(name) for name in names})
-        command(**arguments, decoding=decoding)
+        given = {name: arguments.pop(name) for name in names}
+        decoding = decoding_options(**given)
+        # Not the values of --set, whose keys are those of the recipe.
+        options = [name for name in decoding if decoding[name] is given.get(name)]
+        with errors_name_options(options):
+            command(**arguments, decoding=decoding)
 
     decorated: Any = update_wrapper(run, command)
     parameters = [*command_parameters[:index], *shared, *command_parameters[index + 1 :]]
     decorated.__signature__ = inspect.Signature(parameters)
     decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+@contextmanager
+def errors_name_options(names: Iterable[str]) -> Iterator[None]:
+    """Let an error about decoding keys that were given as options name these: ``--beam``, not ``decoding.beam``."""
+    try:
+        yield
+    except RegardError as error:
+        message = str(error)
+        if not message.startswith("decoding."):
+            raise
+        for name in names:
+            option = f"--{name.replace('_', '-')}"
+            message = re.sub(rf"(^|; )decoding\.{name}(\.\d+)?:", rf"\1{option}:", message)
+        raise RegardError(message) from None
 
 
 def call_with_defaults(command: Callable[..., None], **arguments: Any) -> None:

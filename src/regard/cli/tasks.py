@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import AsJson, Input, Output, RunFolder, Texts
+from regard.cli.options import AsJson, Input, Output, RunFolder, Texts, errors_name_options
 from regard.cli.text_io import check_input, chunks, input_lines, write_lines
 
 
@@ -123,9 +123,9 @@ def generate(
     from regard.tasks import LanguageModel
 
     model = LanguageModel.load(run)
-    print(
-        model.generate(text, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    )
+    sampling: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "seed": seed}
+    with errors_name_options(["temperature", *sampling]):
+        print(model.generate(text, tokens, temperature=temperature, **sampling))
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -158,7 +158,11 @@ def train(
         "on_bad_line": parse_bad_lines(on_bad_line),
     }
     fine_tuning = _fine_tuning(from_, mix, freeze, extend_vocab)
-    planned = _plan(data, changes or [], reading, fine_tuning, out, minutes)
+    try:
+        planned = _plan(data, changes or [], reading, fine_tuning, out, minutes)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted while reading the data: nothing was written", err=True)
+        raise
     minutes_left = None
     if planned.minutes is not None:
         minutes_left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)

@@ -8,8 +8,9 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -418,18 +419,20 @@ def _translate_chunks(
     done = resumable.done if resumable else 0
     # Where translations go to the terminal, they are the progress.
     hidden = files.output is None and sys.stdout.isatty()
-    progress = ProgressLine("Lines: ", None if stop is None else stop - start, done)
-    for chunk in chunks(lines, streamed=not files.texts and not files.input):
-        translated, aligned = job.translate(chunk, start + done)
-        done += len(chunk)
-        if not hidden:
-            progress.advance(done)
-        if files.output is None:
-            print(translated, end="", flush=True)
-        if resumable:
-            texts = ([translated] if files.output else []) + ([aligned] if files.alignment else [])
-            resumable.add(len(chunk), texts)
-    progress.close()
+    total = None if stop is None else stop - start
+    with closing(ProgressLine("Lines: ", total, done)) as progress:
+        for chunk in chunks(lines, streamed=not files.texts and not files.input):
+            translated, aligned = job.translate(chunk, start + done)
+            done += len(chunk)
+            if not hidden:
+                progress.advance(done)
+            if files.output is None:
+                print(translated, end="", flush=True)
+            if resumable:
+                texts = ([translated] if files.output else []) + (
+                    [aligned] if files.alignment else []
+                )
+                resumable.add(len(chunk), texts)
 
 
 def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
@@ -456,11 +459,12 @@ def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool)
     """The output files: lines of text, or one Parquet file that is written from them at the end."""
     from regard.storage.resumable_output import ResumableOutput, ResumableRecords
 
+    report = partial(typer.echo, err=True)
     if not is_parquet(files[0]):
-        return ResumableOutput(files, key, overwrite)
+        return ResumableOutput(files, key, overwrite, report)
     if key is None:
         raise RegardError(f"--output {files[0]}: Parquet needs --input with a file")
-    return ResumableRecords(files[0], key, _to_parquet, overwrite)
+    return ResumableRecords(files[0], key, _to_parquet, overwrite, report)
 
 
 def _to_parquet(lines: Iterator[str]) -> bytes:

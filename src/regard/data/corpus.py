@@ -54,6 +54,8 @@ def read_pairs(
         sources = paths[format_class.keys[0]]
         groups = zip(*(paths[key] for key in format_class.keys), strict=True)
         streams = [format_class(options).read(*group) for group in groups]
+    if files.on_bad_line == "skip":
+        streams = [_counted(pairs, options.skipped) for pairs in streams]
     if "parses" in paths:
         streams = list(map(_with_parses, streams, sources, paths["parses"]))
     tagged = list(map(_with_tags, streams, files.tags))
@@ -190,6 +192,12 @@ def data_paths(
                 "(set the folder with --set data.root=DIR or $REGARD_DATA)"
             )
     return paths
+
+
+def _counted(pairs: Iterator[Pair], skipped: Skipped) -> Iterator[Pair]:
+    for pair in pairs:
+        skipped.read += 1
+        yield pair
 
 
 def _with_parses(

@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -454,6 +455,29 @@ class WrongLanguage(Rule):
         middle = text.find(" ", len(text) // 2)
         middle = len(text) // 2 if middle < 0 else middle
         return iter([text[:middle], text[middle:]])
+
+
+SWAP_SAMPLE, SWAP_READ = 200, 20_000
+"""texts of this many pairs are identified, the first long ones of those that are read"""
+
+
+def are_sides_swapped(pairs: Iterable[Pair], languages: NamePair) -> bool:
+    """Whether the beginning of a corpus is in these languages only if source and target are swapped.
+
+    False if the languages cannot be identified.
+    """
+    rule = WrongLanguage()
+    if rule.prepare(CorpusFacts(languages)) is not None:
+        return False
+    long = (
+        pair for pair in islice(pairs, SWAP_READ) if min(map(len, pair[:2])) >= rule.min_characters
+    )
+    sample = list(islice(long, SWAP_SAMPLE))
+    if not sample:
+        return False
+    as_given = rule.find(PairBatch(sample)).mean()
+    swapped = rule.find(PairBatch([Pair(pair.target, pair.source) for pair in sample])).mean()
+    return bool(as_given > 0.5 > swapped)
 
 
 _NUMBER = re.compile(r"\d+(?:[.,:\u00a0\u202f' ]\d{3}(?!\d))*")

@@ -661,27 +661,32 @@ def _training_options(config: recipe.TokenizerConfig, alphabet: int) -> dict[str
 def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
     """Train on escaped texts and return the serialized model."""
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
-        model_writer=model,
-        pad_id=PAD,
-        bos_id=BOS,
-        eos_id=EOS,
-        unk_id=UNK,
-        pad_piece=SPECIAL_TOKENS[PAD],
-        bos_piece=SPECIAL_TOKENS[BOS],
-        eos_piece=SPECIAL_TOKENS[EOS],
-        unk_piece=SPECIAL_TOKENS[UNK],
-        unk_surface=f" {UNK_SYMBOL}",
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        shuffle_input_sentence=False,
-        max_sentence_length=1 << 20,  # bytes; longer texts would be skipped
-        num_threads=NUM_THREADS,
-        minloglevel=2,  # errors only
-        **options,
-    )
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=texts,
+            model_writer=model,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            pad_piece=SPECIAL_TOKENS[PAD],
+            bos_piece=SPECIAL_TOKENS[BOS],
+            eos_piece=SPECIAL_TOKENS[EOS],
+            unk_piece=SPECIAL_TOKENS[UNK],
+            unk_surface=f" {UNK_SYMBOL}",
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            shuffle_input_sentence=False,
+            max_sentence_length=1 << 20,  # bytes; longer texts would be skipped
+            num_threads=NUM_THREADS,
+            minloglevel=2,  # errors only
+            **options,
+        )
+    except RuntimeError as error:
+        if "KeyboardInterrupt" in str(error):  # Ctrl-C while it was reading the texts
+            raise KeyboardInterrupt from None
+        raise
     return model.getvalue()
 
 

@@ -102,11 +102,14 @@ class ResumableOutput:
         files: Sequence[Path],
         resume_key: Mapping[str, Any] | None,
         overwrite: bool = False,
+        report: Callable[[str], object] = lambda line: None,
     ) -> None:
         """``resume_key``: everything the output depends on, as JSON; None: the output cannot be resumed.
 
         ``overwrite``: start again, even if an earlier process left something to resume.
+        ``report``: is called with a message if Ctrl-C interrupts the work.
         """
+        self.report = report
         for path in files:
             check_writable(path)
         self.files = files
@@ -217,6 +220,8 @@ class ResumableOutput:
         return self
 
     def __exit__(self, error_type: object, *_: object) -> None:
+        if error_type is KeyboardInterrupt:
+            self.report(self._what_is_kept())
         try:
             if error_type is None:
                 self.finish()
@@ -225,6 +230,15 @@ class ResumableOutput:
                     path.unlink(missing_ok=True)
         finally:
             self.close()
+
+    def _what_is_kept(self) -> str:
+        """The message for a user who has interrupted the work."""
+        (first, *_) = self.files
+        if self.resume_key is None:
+            return f"Interrupted; nothing of {first} is kept"
+        if not self.done:
+            return f"Interrupted before the first {self.items} of {first} were done; run the same command again"
+        return f"Interrupted; {self.done:,} {self.items} of {first} are kept. To resume, run the same command again"
 
     def close(self) -> None:
         for file in self._open:
@@ -243,10 +257,11 @@ class ResumableRecords(ResumableOutput):
         resume_key: Mapping[str, Any],
         build: Callable[[Iterator[str]], bytes],
         overwrite: bool = False,
+        report: Callable[[str], object] = lambda line: None,
     ) -> None:
         """``build``: makes the contents of the file from all lines, which it reads one by one."""
         self.build = build
-        super().__init__([path], resume_key, overwrite)
+        super().__init__([path], resume_key, overwrite, report)
 
     def _partial(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.sentences")

@@ -82,6 +82,14 @@ def describe_fine_tuning(card: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _describe_validation(recipe: Recipe, values: Mapping[str, float]) -> str:
+    """The section ``valid`` of a card: the loss, and the score that selects checkpoints."""
+    texts = {name: f"{name} {value:.3f}" for name, value in values.items()}
+    scores = [texts.pop(name) for name in [*texts] if name in recipe.evaluation.metrics]
+    how = "; greedy decoding, as during training: " if recipe.is_seq2seq else ", "
+    return how.join(filter(None, (", ".join(texts.values()), ", ".join(scores))))
+
+
 class RunDir:
     """The paths of a run folder, and the only code that reads and writes its files."""
 
@@ -271,12 +279,12 @@ class RunDir:
             state = states[0] if states else "not finished; regard train resumes it"
             return [*lines, f"state        {state}"]
         try:
-            return [*lines, *self._describe_training(card)]
+            return [*lines, *self._describe_training(recipe, card)]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             detail = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
             raise RegardError(f"{self.card_file}: incomplete card{detail}") from None
 
-    def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
+    def _describe_training(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
         from regard.metrics.base import MetricResult
 
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
@@ -287,9 +295,9 @@ class RunDir:
             f"training     {card['steps']:,} step{'s' * (card['steps'] != 1)}, "
             f"{card['epochs']} epoch{'s' * (card['epochs'] != 1)}, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
-            "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
+            f"validation   {_describe_validation(recipe, card['valid'])}",
             *(
-                f"validation   {MetricResult(**result)}"
+                f"validation   decoded as regard translate does: {MetricResult(**result)}"
                 for result in card.get("valid_scores", ())
                 if not card["test"]
             ),

@@ -73,6 +73,17 @@ class TrainingState:
         """Objective and loss of the best validation."""
         return min((validation[1:] for validation in self.validations), default=(inf, inf))
 
+    @property
+    def start(self) -> tuple[float, float]:
+        """Objective and loss of the weights that fine-tuning started from; infinity for any other training."""
+        starts = (validation[1:] for validation in self.validations if validation[0] == 0)
+        return next(starts, (inf, inf))
+
+    @property
+    def is_start_best(self) -> bool:
+        """Whether no validation was better than that of the weights that fine-tuning started from."""
+        return self.start == self.best != (inf, inf)
+
 
 # ---------------------------------------------------------------------------------------------
 # Files
@@ -289,8 +300,9 @@ def averageable_checkpoints(
     """The checkpoints in a folder that may be averaged, oldest first.
 
     A checkpoint that an interruption wrote between two scheduled steps is left out: an interruption must not change
-    the resulting model. With ``average: best`` every validated checkpoint counts, also one that was written when the
-    time limit was reached. ``state`` defaults to that of the newest checkpoint.
+    the resulting model. So is one of the weights that fine-tuning started from. With ``average: best`` every validated
+    checkpoint counts, also one that was written when the time limit was reached. ``state`` defaults to that of the
+    newest checkpoint.
     """
     files = checkpoint_files(folder)
     if state is None:
@@ -300,7 +312,7 @@ def averageable_checkpoints(
     return [
         path
         for path, step in zip(files, steps, strict=True)
-        if step in validated or is_scheduled(step, training)
+        if step and (step in validated or is_scheduled(step, training))
     ]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from regard.data.corpus import fingerprint, read_pairs
-from regard.data.formats.writers import json_line, tsv_line
+from regard.data.formats.writers import json_line, one_field, tsv_line
 from regard.data.pairs import Pair, language_of
 from regard.data.text_files import read_lines
 from regard.data.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ CHUNK_SIZE = 4096
 LocatedText = tuple[str, str]
 """where a text comes from, for error messages, and the text"""
 PairFormatter = Callable[[str, str, str], str]
-"""turns where a pair comes from, its source and its target into a line"""
+"""turns where a text comes from, the text and its translation into a line"""
 
 
 def distill(
@@ -63,21 +63,27 @@ def distill(
     resumes, unless ``overwrite`` is set. ``shard``: write only the pairs of one share of the sources, to a file of its
     own; the files of all shards one after the other are those of the whole.
     """
-    to_line = _formatter(output)
+    to_line = _formatter(output, back_translation)
     output = shard.path(output)
     for role, path in _input_files(model, sources):
         check_distinct_files({role: path, "--output": output})
-    total = 0
+    total = changed = 0
     for where, text in _read_sources(model, sources):
         to_line(where, text, "")  # raise now, not after hours, if a source cannot be written
         total += 1
+        changed += _without_line_breaks(text) != text
+    if changed and output.suffix == ".tsv":
+        report(
+            f"{changed:,} of {total:,} sources contain a carriage return or a line feed, which is written as a space; "
+            "an --output name that ends in .jsonl keeps it"
+        )
     first, last = shard.bounds(total, CHUNK_SIZE)
     total = last - first
     report(f"{total:,} sources to translate")
     key = _resume_key(model, sources, back_translation, options)
     if key is not None and shard != WHOLE:
         key["shard"] = str(shard)
-    with ResumableOutput([output], key, overwrite) as file:
+    with ResumableOutput([output], key, overwrite, report) as file:
         if file.done:
             report(f"{output}: resuming after source {file.done:,}")
         progress = ProgressLine("", total, file.done, report)
@@ -85,9 +91,7 @@ def distill(
         while chunk := list(islice(remaining, CHUNK_SIZE)):
             translations = model.translate([text for _, text in chunk], **options)
             lines = [
-                to_line(where, translation, text)
-                if back_translation
-                else to_line(where, text, translation)
+                to_line(where, text, translation)
                 for (where, text), translation in zip(chunk, translations, strict=True)
             ]
             file.add(len(chunk), ["".join(lines)])
@@ -175,10 +179,24 @@ def read_teacher(recipe: Recipe, run: RunDir, device: torch.device) -> Network:
 # Output formats
 
 
-def _formatter(output: Path) -> PairFormatter:
+def _formatter(output: Path, back_translation: bool) -> PairFormatter:
     """The function that formats the lines of a file with this name."""
+
+    def pair_of(text: str, translation: str) -> Pair:
+        return Pair(translation, text) if back_translation else Pair(text, translation)
+
+    def to_tsv(where: str, text: str, translation: str) -> str:
+        # A tab in a text is refused: the sources may be a file of pairs.
+        pair = pair_of(_without_line_breaks(text), one_field(translation))
+        return tsv_line(pair, where) + "\n"
+
     if output.suffix == ".tsv":
-        return lambda where, source, target: tsv_line(Pair(source, target), where) + "\n"
+        return to_tsv
     if output.suffix == ".jsonl":
-        return lambda where, source, target: json_line(Pair(source, target)) + "\n"
+        return lambda where, text, translation: json_line(pair_of(text, translation)) + "\n"
     raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
+
+
+def _without_line_breaks(text: str) -> str:
+    """A text in which line breaks are spaces; a line of a text file may contain carriage returns."""
+    return text.replace("\n", " ").replace("\r", " ")

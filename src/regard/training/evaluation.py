@@ -222,7 +222,10 @@ class Summary(NamedTuple):
         if not self.examples:
             return []
         scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
-        lines = [f"On {self.pairs:,} validation pairs: {scores}"]
+        lines = [
+            f"On {self.pairs:,} validation pairs: {scores} (decoded as regard translate does; the validations during "
+            "training: greedily)"
+        ]
         if not self.results:
             lines = [f"No time left to score the validation pairs; {self.pairs} of them:"]
         for rank, pair, translation, chrf in self.examples:

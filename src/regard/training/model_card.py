@@ -69,6 +69,12 @@ def finish(
     if deadline is not None and (left_out or not trainer.validation_seconds):
         estimate_validation_time(trainer, limit=math.inf)  # nothing was translated in this session
     selection = _select_weights(trainer, reporter, deadline)
+    if trainer.state.is_start_best and selection.averaged_checkpoints == 1:
+        reporter.message(
+            f"No checkpoint is better on the validation pairs than the model before fine-tuning: {trainer.run} has the "
+            f"weights of {trainer.training.init_from}. Try more pairs, a longer --minutes, --mix 0.5 or a smaller "
+            "training.learning_rate"
+        )
     trainer.network.eval()
     seconds = summary_seconds(trainer)
     if seconds > ANNOUNCED_SECONDS and (deadline is None or time.monotonic() + seconds < deadline):
@@ -151,14 +157,17 @@ def _select_weights(
     mean = average_checkpoints(checkpoints)
     copy_weights(trainer.network, mean, "the average")
     validation = trainer.validate()
-    # The average of the last checkpoints is used as it is, as in the paper; that of the best must beat the best.
-    used = trainer.training.average == "last" or validation.sort_key < current.sort_key
+    # The average of the last checkpoints is used as it is, as in the paper, unless it is worse than the model before
+    # fine-tuning; that of the best must beat the best.
+    as_it_is = trainer.training.average == "last" and validation.sort_key <= trainer.state.start
+    used = as_it_is or validation.sort_key < current.sort_key
     steps = [checkpoint_step(path) for path in checkpoints]
     reporter.log("average", checkpoints=steps, objective=validation.objective, used=used)
     if not used:
-        kept = "the earlier average" if current.averaged_checkpoints > 1 else "the best checkpoint"
+        single = "model before fine-tuning" if trainer.state.is_start_best else "best checkpoint"
+        kept = "earlier average" if current.averaged_checkpoints > 1 else single
         reporter.message(
-            f"The average of {count} checkpoints is no better than {kept}, which is kept"
+            f"The average of {count} checkpoints is no better than the {kept}, which is kept"
         )
         copy_weights(trainer.network, trainer.run.weights(), str(trainer.run))
         return current

@@ -15,6 +15,7 @@ import fcntl
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -251,9 +252,9 @@ def write_scores(
     key = {**identity, "models": scorer.fingerprints, "version of regard": __version__}
     key |= {"device": scorer.forward.device.type, "shard": str(shard), "best first": best_first}
     file = (
-        ResumableRecords(output, key, _best_first, overwrite)
+        ResumableRecords(output, key, _best_first, overwrite, report)
         if best_first
-        else ResumableOutput([output], key, overwrite)
+        else ResumableOutput([output], key, overwrite, report)
     )
     header = not best_first and shard.number == 1
     with file:
@@ -262,20 +263,19 @@ def write_scores(
         done = file.done - header
         if done and not file.complete:
             report(f"{output}: resuming after pair {done:,}")
-        progress = ProgressLine("Scoring pairs: ", last - first, done)
         rest = islice(pairs(), first + done, last)
-        while not file.complete and (chunk := list(islice(rest, CHUNK_PAIRS))):
-            scores = scorer.score(chunk).tolist()
-            lines = [
-                # Pairs are sorted by the exact scores.
-                f"{score!r}\t{one_field(source)}\t{one_field(target)}\n"
-                if best_first
-                else f"{score:.6f}\t{one_field(source)}\t{one_field(target)}\n"
-                for score, (source, target) in zip(scores, chunk, strict=True)
-            ]
-            file.add(len(chunk), ["".join(lines)])
-            progress.advance(file.done - header)
-        progress.close()
+        with closing(ProgressLine("Scoring pairs: ", last - first, done)) as progress:
+            while not file.complete and (chunk := list(islice(rest, CHUNK_PAIRS))):
+                scores = scorer.score(chunk).tolist()
+                lines = [
+                    # Pairs are sorted by the exact scores.
+                    f"{score!r}\t{one_field(source)}\t{one_field(target)}\n"
+                    if best_first
+                    else f"{score:.6f}\t{one_field(source)}\t{one_field(target)}\n"
+                    for score, (source, target) in zip(scores, chunk, strict=True)
+                ]
+                file.add(len(chunk), ["".join(lines)])
+                progress.advance(file.done - header)
     return last - first
 
 

@@ -96,11 +96,12 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     )
     reserve += min(SUMMARY_SHARE * left, summary_seconds(trainer))
     trainer.reserved_seconds, trainer.max_steps = reserve, trainer.training.steps
-    available = max(0.0, SAFETY * left - reserve)
+    before = validation if trainer.validates_start else 0.0
+    available = max(0.0, SAFETY * left - reserve - before)
     recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)
     training = recipe.training
     validations = training.steps // training.validate_every
-    seconds = training.steps * seconds_per_step + validations * validation + reserve
+    seconds = training.steps * seconds_per_step + validations * validation + before + reserve
     requested = trainer.training.steps
     return Plan(
         recipe,
@@ -160,6 +161,8 @@ def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
 
 MEASURED_SHARE = 0.03
 """A plan is changed only after steps have been measured for this share of the time left."""
+REVISION_SECONDS = 1.0
+"""A plan is revised at most this often, except when a line is logged."""
 TOLERANCE = 0.03
 """A plan that misses the deadline by less than this share of the time left is not changed."""
 
@@ -207,12 +210,27 @@ def is_too_slow(trainer: Trainer, deadline: float, meter: Meter) -> bool:
     return bool(trainer.group.max(too_slow))
 
 
+def revision_is_due(trainer: Trainer, deadline: float, meter: Meter) -> bool:
+    """Whether to measure the speed now, and revise the plan: few steps may be slow, long before ``log_every`` of them.
+
+    Measuring waits for the GPU, so it is not done after every step.
+    """
+    if not meter.logged and meter.steps < trainer.untimed_steps:
+        return False
+    now = time.monotonic()
+    return now - meter.start >= max(REVISION_SECONDS, MEASURED_SHARE * (deadline - now))
+
+
 def keep_to_time(
     trainer: Trainer, reporter: ProgressReporter, deadline: float, meter: Meter
 ) -> None:
-    """Change the number of steps if the machine has become slower or faster than planned."""
+    """Change the number of steps if the machine has become slower or faster than planned.
+
+    A run that was started without a time limit has no plan, and keeps its steps.
+    """
     recipe = None
-    if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
+    measured = meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic())
+    if measured and trainer.run.plan_file.exists():
         recipe = adjust_steps(trainer, deadline, meter.seconds_per_step)
     recipe = trainer.group.broadcast(recipe)
     if recipe is None:

@@ -32,6 +32,7 @@ from regard.data.corpus import (
 )
 from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair, context_of, tags_of
+from regard.data.quality import are_sides_swapped
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
 from regard.data.token_dataset import TokenDataset, write_dataset
@@ -116,6 +117,7 @@ def prepare(
             f"--shard {shard}: not supported for task {recipe.task}, whose texts form one stream"
         )
     _check_valid(recipe)
+    _warn_if_swapped(recipe, reporter)
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
     tokenizer = _prepare_tokenizer(run, recipe, reporter, identity)
@@ -132,6 +134,20 @@ def prepare(
     _check_test_lengths(recipe, tokenizer)
     _write_metadata(run, identity, counts, time.monotonic() - start)
     PartFiles(run).remove()
+
+
+def _warn_if_swapped(recipe: Recipe, reporter: ProgressReporter) -> None:
+    """Warn if the training data are in the languages that the recipe says only with source and target swapped."""
+    data = recipe.data
+    if not recipe.is_seq2seq or not data.named or data.train.to:
+        return
+    pairs = read_pairs(data.train, data, "data.train")
+    if are_sides_swapped(pairs, data.language_pair):
+        source, target = data.language_pair
+        reporter.message(
+            f"warning: the texts look like {target} to {source}, not like {source} to {target}; are the files or "
+            "columns of source and target swapped?"
+        )
 
 
 def _prepare_tokenizer(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir
 from regard.tasks import Model
 from regard.training.autoconfig import AutomaticRecipe, describe_model
+from regard.training.checkpoint import checkpoint_files, checkpoint_step
 from regard.training.data_loader import unpackable_choices
 from regard.training.distributed import (
     ProcessGroup,
@@ -69,7 +72,7 @@ def train(
     """
     start = time.monotonic()
     run = RunDir(out)
-    with process_group(recipe.training.device) as group:
+    with report_interrupt(run), process_group(recipe.training.device) as group:
         # Each process has chosen an automatic recipe for the speed that it measured.
         recipe = group.in_each(lambda: _check_recipe(run, recipe))
         recipe, minutes = group.broadcast((recipe, minutes))
@@ -110,7 +113,7 @@ def prepare_data(
     recipe = _check_recipe(run, recipe)
     reporter = ProgressReporter(run)
     try:
-        with ExitStack() as stack:
+        with report_interrupt(run), ExitStack() as stack:
             if shard == WHOLE:
                 stack.enter_context(locked(run))
             else:
@@ -122,6 +125,24 @@ def prepare_data(
     finally:
         reporter.close()
     return run
+
+
+@contextmanager
+def report_interrupt(run: RunDir) -> Iterator[None]:
+    """Say what is kept after Ctrl-C, before the first step and after the last; the training loop handles it itself."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = max(map(checkpoint_step, checkpoint_files(run.checkpoints)), default=0)
+        if saved:
+            kept = f"everything up to step {saved:,} is saved"
+        elif run.metadata_file.exists():
+            kept = "the prepared data are kept; no training step is saved"
+        else:
+            kept = "the data are not prepared yet; the parts that are finished are kept"
+        is_main = os.environ.get("RANK", "0") == "0"
+        ProgressReporter(run, enabled=is_main).message(f"Interrupted: {kept}. {RESUME_HINT}")
+        raise
 
 
 def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:
@@ -174,9 +195,12 @@ def _train(
         )
         return
     _report_start(trainer, reporter)
-    if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
+    resumed = trainer.state.step > 0 or bool(trainer.state.validations)
+    if deadline is not None and resumed:
+        reporter.message(_time_limit_of_resumed_run(run, trainer.training.steps))
+    if recipe.training.tokens_per_batch == "auto" and not resumed:
         trainer.choose_micro_batches(reporter)
-    if deadline is not None and trainer.state.step == 0:
+    if deadline is not None and not resumed:
         trainer = _make_plan(trainer, reporter, deadline, options.automatic)
     stop = _fit(trainer, reporter, stop, deadline)
     if stop is StopReason.TOO_SLOW:
@@ -201,6 +225,19 @@ def _train(
         trainer.evaluation.assist()
     if mirror is not None:
         mirror.update()
+
+
+def _time_limit_of_resumed_run(run: RunDir, steps: int) -> str:
+    """What ``--minutes`` does when a run is resumed: the steps are not planned again."""
+    if run.plan_file.exists():
+        return (
+            f"A resumed run keeps its plan of {steps:,} steps: --minutes can make it shorter, but not longer; to train "
+            f"longer, choose another --out, and add --from {run} to start from this model"
+        )
+    return (
+        f"The run was started without --minutes and keeps its {steps:,} steps: if the time is too short for them, it "
+        "stops, and the same command resumes it"
+    )
 
 
 def _make_plan(
@@ -267,7 +304,7 @@ def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) 
 def _replace_trainer(
     trainer: Trainer, recipe: Recipe, reporter: ProgressReporter, tokens_per_second: float
 ) -> Trainer:
-    """A trainer for another model, loss or batch size on the same prepared data."""
+    """A trainer for another model, loss or batch size on the same prepared data. The old one is released."""
     changed = f"batches of {recipe.batch_tokens:,} tokens"
     if describe_model(recipe) != describe_model(trainer.recipe):
         changed = f"{describe_model(recipe)}, {changed}"
@@ -276,7 +313,9 @@ def _replace_trainer(
     )
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
-    trainer = Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
+    run, prepared, group, mirror = trainer.run, trainer.prepared, trainer.group, trainer.mirror
+    trainer.release()  # its memory is not to be counted
+    trainer = Trainer(run, recipe, prepared, group, mirror)
     if recipe.training.tokens_per_batch == "auto":
         trainer.choose_micro_batches(reporter)
     return trainer

@@ -52,14 +52,14 @@ def all_steps_done(state: TrainingState, training: TrainingConfig) -> StopReason
 
 def early_stop(state: TrainingState, training: TrainingConfig) -> StopReason:
     """Whether patience is exhausted. Only the main process has the validations; the others follow it."""
-    if training.patience is None or not state.validations:
+    # Fine-tuning often makes a model worse at first, so its start does not count.
+    validations = [validation for validation in state.validations if validation[0] > 0]
+    if training.patience is None or not validations:
         return StopReason.NONE
-    best_step, *_ = min(state.validations, key=lambda validation: validation[1:])
+    best_step, *_ = min(validations, key=lambda validation: validation[1:])
     # A validation at a time limit does not count: training in several sessions must not stop a run sooner.
     since = [
-        step
-        for step, *_ in state.validations
-        if step > best_step and step % training.validate_every == 0
+        step for step, *_ in validations if step > best_step and step % training.validate_every == 0
     ]
     return StopReason.PATIENCE if len(since) >= training.patience else StopReason.NONE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections import Counter
@@ -68,7 +69,12 @@ from regard.training.out_of_memory import (
     largest_batch,
     release_memory,
 )
-from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
+from regard.training.planner import (
+    estimate_validation_time,
+    is_too_slow,
+    keep_to_time,
+    revision_is_due,
+)
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.resume import describe_environment
@@ -238,16 +244,20 @@ class Trainer:
             if self.validation_is_due():
                 self.validate_and_save_best(reporter)
                 self.save()
+                meter.restart_clock()
             while True:
                 meter.update(self.step([next(batches) for _ in range(training.accumulate)]))
                 reporter.advance(state.step)
-                stop = StopReason(group.max(self._stop_reason(deadline, interrupted.is_set())))
+                stop, revising = self._agree(
+                    self._stop_reason(deadline, interrupted.is_set()),
+                    deadline is not None and revision_is_due(self, deadline, meter),
+                )
                 stopping = stop is not StopReason.NONE
                 validating = state.step % training.validate_every == 0 or (
                     stopping and stop is not StopReason.INTERRUPTED
                 )
                 saving = validating or stopping or state.step % training.checkpoint_every == 0
-                logging = saving or state.step % training.log_every == 0
+                logging = saving or revising or state.step % training.log_every == 0
                 if logging:
                     meter.log()
                 if validating:
@@ -274,11 +284,16 @@ class Trainer:
         return closing(prefetch(self.batches(), PREFETCHED_BATCHES))
 
     def validation_is_due(self) -> bool:
-        """Whether the last step was saved without its validation, because memory ran out."""
+        """Whether the last step was saved without its validation, because memory ran out, or fine-tuning begins."""
         step = self.state.step
-        due = step > 0 and step % self.training.validate_every == 0
+        due = self.validates_start if step == 0 else step % self.training.validate_every == 0
         validated = any(step == validated for validated, *_ in self.state.validations)
         return self.group.max(self.group.is_main and due and not validated) == 1
+
+    @property
+    def validates_start(self) -> bool:
+        """Whether the initial weights are validated, to be kept if training does not improve them: in fine-tuning."""
+        return self.training.init_from is not None and not self.recipe.has_labels
 
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
@@ -287,6 +302,11 @@ class Trainer:
         late = deadline is not None and time.monotonic() > deadline - self.time_to_finish()
         # After the last step there is nothing to resume, also where the time limit has shortened the plan.
         return StopReason.TIME_LIMIT if late and done is StopReason.NONE else done
+
+    def _agree(self, stop: StopReason, revising: bool) -> tuple[StopReason, bool]:
+        """Whether all processes stop, and whether they revise the plan: their clocks may differ."""
+        stop_number, any_revising = divmod(self.group.max(2 * stop + revising), 2)
+        return StopReason(stop_number), any_revising == 1
 
     # -----------------------------------------------------------------------------------------
     # Time planning, see ``planner``
@@ -411,6 +431,14 @@ class Trainer:
             f"training.tokens_per_batch: auto is {self.recipe.batch_tokens:,} tokens in {parts} "
             f"micro-batch{'es' * (parts > 1)}"
         )
+
+    def release(self) -> None:
+        """Free all memory of a trainer that is no longer used, wherever there are still references to it."""
+        device = self.group.device
+        vars(self).clear()
+        gc.collect()  # trainer and evaluation refer to each other
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _can_split_batches(self) -> bool:
         """Whether smaller micro-batches are possible, and the weights belong to a step or can be restored."""

@@ -217,6 +217,20 @@ def test_errors_in_the_data_are_raised_unchanged() -> None:
         Tokenizer.train(Section(), broken)
 
 
+def test_an_interrupt_while_the_texts_are_read_is_no_error(pairs: list[Pair]) -> None:
+    """SentencePiece replaces the exceptions of its input iterator."""
+    reads = list[int]()
+
+    def interrupted() -> Iterator[Pair]:
+        reads.append(1)
+        yield from pairs
+        if len(reads) > 1:  # the first time, the characters are counted
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.train(Section(), interrupted)
+
+
 def test_missing_and_damaged_files_are_reported(tmp_path: Path) -> None:
     section = Section()
     path = tmp_path / "tokenizer.model"

@@ -123,3 +123,25 @@ def test_a_file_that_cannot_grow_is_named_and_resumed(tmp_path: Path) -> None:
         assert output.done == 1
         output.add(1, lines[1:])
     assert (tmp_path / "out").read_text() == "".join(lines)
+
+
+def test_an_interruption_is_reported(tmp_path: Path) -> None:
+    lines = list[str]()
+    out = tmp_path / "out"
+
+    def work(output: ResumableOutput, items: int) -> None:
+        with output:
+            for _ in range(items):
+                output.add(1, ["line\n"])
+            raise KeyboardInterrupt
+
+    def interrupt(key: dict[str, str] | None, items: int) -> str:
+        with pytest.raises(KeyboardInterrupt):
+            work(ResumableOutput([out], key, report=lines.append), items)
+        return lines.pop()
+
+    assert interrupt(None, 1) == f"Interrupted; nothing of {out} is kept"
+    again = "run the same command again"
+    assert interrupt({}, 0) == f"Interrupted before the first lines of {out} were done; {again}"
+    assert interrupt({}, 3) == f"Interrupted; 3 lines of {out} are kept. To resume, {again}"
+    assert lines == []

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.nn.network import named_weights
-from regard.recipe import Recipe, make_recipe
+from regard.recipe import DataConfig, DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, build_network
 from regard.training.distillation import distill, read_teacher, teacher_tokenizer
@@ -53,6 +54,25 @@ def test_a_tab_is_refused_in_tsv_output(teacher: Translator, sources: Path, tmp_
     with pytest.raises(RegardError, match=r"some.txt:4: .* contains a tab.*\.jsonl"):
         distill(teacher, tmp_path / "pairs.tsv", sources)
     assert list(tmp_path.iterdir()) == [sources], "all pairs or none"
+
+
+@pytest.mark.parametrize("back_translation", [False, True])
+def test_line_breaks_are_spaces_in_tsv_output(
+    teacher: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back_translation: bool
+) -> None:
+    """A line of a text file may contain a carriage return, and a translation may contain anything."""
+    (tmp_path / "some.txt").write_bytes(b"a\rdog\r\nein Hund\r\n\n")
+    monkeypatch.setattr(teacher, "translate", lambda texts, **options: ["x\ny\rz\t"] * len(texts))
+    lines: list[str] = []
+    output = tmp_path / "pairs.tsv"
+    assert distill(teacher, output, tmp_path / "some.txt", lines.append, back_translation) == 3
+    files = DataFiles(pairs=(str(output),))
+    pairs = [tuple(pair) for pair in read_pairs(files, DataConfig(train=files))]
+    texts = ["a dog", "ein Hund", ""]
+    assert pairs == [("x y z ", text) if back_translation else (text, "x y z ") for text in texts]
+    assert [line.partition(",")[0] for line in lines if "carriage return" in line] == [
+        "1 of 3 sources contain a carriage return or a line feed"
+    ]
 
 
 def test_the_output_name_must_have_a_known_suffix(teacher: Translator, sources: Path) -> None:

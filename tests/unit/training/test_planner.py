@@ -15,6 +15,7 @@ from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training import planner
 from regard.training.checkpoint import TrainingState
+from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import ProcessGroup
 from regard.training.planner import (
     StepTime,
@@ -23,14 +24,17 @@ from regard.training.planner import (
     estimate_validation_time,
     fit_recipe,
     is_too_slow,
+    keep_to_time,
     limit_examples,
     limit_validation_pairs,
     measure_steps,
     plan,
+    revision_is_due,
     seconds_to_translate,
 )
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
+from regard.training.stopping import StopReason
 from regard.training.trainer import Meter, Trainer
 
 
@@ -255,6 +259,61 @@ def test_a_plan_is_extended_when_the_machine_is_faster(trainer: Trainer) -> None
     longest = adjust_steps(trainer, deadline, seconds_per_step=1e-6)
     assert longest is not None
     assert longest.training.steps == 100_000
+
+
+def test_a_plan_of_few_slow_steps_is_revised(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there are fewer than ``log_every``. The learning rate still ends at zero."""
+    monkeypatch.setattr(planner, "REVISION_SECONDS", 0.1)
+    few = {"steps": 5, "validate_every": 5, "warmup": 1, "schedule": "cosine"}
+    training = trainer.training.model_copy(update=few)
+    trainer.set_recipe(trainer.recipe.model_copy(update={"training": training}))
+    trainer.run.plan_file.write_text("{}")
+    trainer.examples, trainer.validation_seconds = [], 0.01
+    step = trainer.step
+
+    def slow_step(batches: list[TrainingBatch]) -> torch.Tensor:
+        time.sleep(0.05)
+        return step(batches)
+
+    monkeypatch.setattr(trainer, "step", slow_step)
+    reporter = ProgressReporter(trainer.run, enabled=False)
+    assert trainer.fit(reporter, time.monotonic() + 4) is StopReason.ALL_STEPS
+    assert 10 <= trainer.state.step == trainer.training.steps < training.log_every
+    assert trainer.optimizer.param_groups[0]["lr"] == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "since", "steps", "logged", "due"),
+    [
+        (100.0, 3.1, 5, True, True),
+        (100.0, 2.9, 5, True, False),
+        (10.0, 1.1, 5, True, True),
+        (10.0, 0.9, 5, True, False),  # each time, the GPU is waited for
+        (100.0, 9.0, 3, False, False),  # the first steps are slower
+        (100.0, 9.0, 4, False, True),
+    ],
+)
+def test_a_plan_is_revised_every_three_percent_of_the_time(
+    left: float, since: float, steps: int, logged: bool, due: bool
+) -> None:
+    now = time.monotonic()
+    trainer = cast(Any, SimpleNamespace(untimed_steps=4))
+    meter = cast(Any, SimpleNamespace(start=now - since, steps=steps, logged=logged))
+    assert revision_is_due(trainer, now + left, meter) is due
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_only_a_run_with_a_plan_is_shortened(trainer: Trainer, planned: bool) -> None:
+    """A run that was started without a time limit keeps its steps when it is resumed with one."""
+    if planned:
+        trainer.run.plan_file.write_text("{}")
+    trainer.state.step = 10
+    meter = cast(Any, SimpleNamespace(measured_seconds=10.0, seconds_per_step=1.0))
+    reporter = ProgressReporter(trainer.run, enabled=False)
+    keep_to_time(trainer, reporter, time.monotonic() + 100, meter)
+    assert (trainer.training.steps < 200) is planned
 
 
 @pytest.mark.parametrize("task", ["masked_lm", "language_model"])

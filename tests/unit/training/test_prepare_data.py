@@ -7,6 +7,7 @@ import pytest
 
 from regard.data.corpus import train_pairs, valid_pairs
 from regard.data.token_dataset import TokenDataset
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
@@ -28,6 +29,20 @@ def messages_of(folder: Path, capsys: pytest.CaptureFixture[str], **data: Any) -
 
 def write(path: Path, *pairs: str) -> None:
     path.write_text("".join(f"{pair}\n" for pair in pairs))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_swapped_files_are_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], swapped: bool
+) -> None:
+    pytest.importorskip("py3langid")
+    sides = ("my.de", "my.en") if swapped else ("my.en", "my.de")
+    for name, texts in zip(sides, zip(*generate("train", 100), strict=True), strict=True):
+        write(tmp_path / name, *texts)
+    train = {"source": "my.en", "target": "my.de"}
+    stderr = messages_of(tmp_path, capsys, train=train, hold_out=0.2)
+    warning = "warning: the texts look like de to en, not like en to de; are the files or columns"
+    assert stderr.count(warning) == swapped
 
 
 def test_an_overlap_with_the_training_data_is_reported(

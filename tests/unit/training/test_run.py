@@ -1,18 +1,28 @@
 """A whole training."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from regard.recipe import DataFiles, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training import out_of_memory
 from regard.training.autoconfig import AutomaticRecipe, autoconfigure
+from regard.training.checkpoint import checkpoint_name
 from regard.training.cost_model import DeviceSpeed
 from regard.training.optimizers import Muon
 from regard.training.progress import ProgressReporter
-from regard.training.run import Interrupted, train
+from regard.training.run import (
+    RESUME_HINT,
+    Interrupted,
+    prepare_data,
+    report_interrupt,
+    train,
+)
 from regard.training.stopping import StopReason
 from regard.training.trainer import Trainer
 
@@ -106,3 +116,83 @@ def test_a_new_choice_fits_into_memory(tmp_path: Path, monkeypatch: pytest.Monke
     trainer = choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
     assert trainer.recipe.model.decoder_layers == 2
     assert trainer.state.micro_batches > 1
+
+
+def test_micro_batches_are_chosen_when_the_memory_of_the_old_model_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = list[weakref.ref[nn.Module]]()
+    in_memory = list[int]()
+
+    def choose_micro_batches(trainer: Trainer, reporter: ProgressReporter) -> None:
+        networks.append(weakref.ref(trainer.network))
+        in_memory.append(sum(network() is not None for network in networks))
+
+    monkeypatch.setattr(Trainer, "choose_micro_batches", choose_micro_batches)
+    automatic = ["training.tokens_per_batch=auto"]
+    choose_again(tmp_path, monkeypatch, automatic, "model", decoder_layers=2)
+    assert in_memory == [1, 1]
+
+
+def test_after_an_interrupt_the_user_knows_what_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path / "run")
+
+    def interrupt() -> str:
+        with pytest.raises(KeyboardInterrupt), report_interrupt(run):
+            raise KeyboardInterrupt
+        return capsys.readouterr().err.removesuffix(f". {RESUME_HINT}\n")
+
+    assert interrupt() == (
+        "Interrupted: the data are not prepared yet; the parts that are finished are kept"
+    )
+    run.data.mkdir(parents=True)
+    run.metadata_file.touch()
+    assert interrupt() == "Interrupted: the prepared data are kept; no training step is saved"
+    run.checkpoints.mkdir()
+    (run.checkpoints / checkpoint_name(1200)).touch()
+    assert interrupt() == "Interrupted: everything up to step 1,200 is saved"
+
+
+@pytest.mark.parametrize("call", [train, prepare_data])
+def test_an_interrupt_while_preparing_is_reported(
+    call: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prepare(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.training.run.prepare", prepare)
+    (tmp_path / "x.tsv").write_text("a\tb\n")
+    data = {"root": str(tmp_path), "train": {"pairs": "x.tsv"}}
+    with pytest.raises(KeyboardInterrupt):
+        call(make_recipe({"data": data}, "test"), tmp_path / "run")
+    assert capsys.readouterr().err.startswith("Interrupted: the data are not prepared yet")
+
+
+def test_a_resumed_run_says_what_the_time_limit_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
+    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    run = RunDir(tmp_path / "run")
+
+    def messages(steps: int, minutes: float | None) -> str:
+        training = {"steps": steps, "warmup": 1, "device": "cpu", "validate_sentences": 0}
+        values = {
+            "data": {"root": str(tmp_path), "train": {"pairs": "x.tsv"}, "hold_out": 0.2},
+            "tokenizer": {"kind": "word"},
+            "model": {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16},
+            "training": {"best_checkpoint_metric": "loss", **training},
+        }
+        train(make_recipe(values, "test"), run.folder, minutes)
+        return capsys.readouterr().err
+
+    assert "--minutes" not in messages(1, None)
+    assert "without --minutes and keeps its 2 steps: if the time is too short" in messages(2, 1.0)
+    run.plan_file.write_text("{}")
+    assert "keeps its plan of 3 steps: --minutes can make it shorter, but" in messages(3, 1.0)
+    assert "--minutes" not in messages(4, None)

@@ -24,6 +24,25 @@ def test_a_validation_at_a_time_limit_costs_no_patience(steps: list[int], stop: 
     assert finished(state, training) is stop
 
 
+def test_the_start_of_fine_tuning_costs_no_patience() -> None:
+    """A model that becomes worse at first may still improve."""
+    training = make_recipe(
+        {
+            "data": {"train": {"pairs": "x.tsv"}},
+            "training": {"patience": 2, "validate_every": 100, "steps": 9_000, "warmup": 1},
+        },
+        "test",
+    ).training
+    losses = [(0, 1.0), (100, 4.0), (200, 3.0), (300, 2.0)]
+    state = TrainingState(step=300, validations=[(step, loss, loss) for step, loss in losses])
+    assert finished(state, training) is StopReason.NONE
+    assert (state.start, state.is_start_best) == ((1.0, 1.0), True)
+    state.validations += [(400, 0.5, 0.5), (500, 2.0, 2.0), (600, 2.0, 2.0)]
+    assert finished(state, training) is StopReason.PATIENCE
+    assert not state.is_start_best
+    assert not TrainingState().is_start_best
+
+
 @pytest.mark.parametrize(
     ("steps", "reason"), [(1, "the only step is done"), (1_200, "all 1,200 steps are done")]
 )

@@ -21,6 +21,11 @@ NamePair = tuple[str, str]
 """the names of the source and target columns, or the codes of the source and target languages"""
 
 
+BAD_LINES = "bad lines skipped"
+MANY_BAD_LINES = 0.1
+"""a larger share of bad lines gives a warning: it is rather the format that is wrong, or the encoding"""
+
+
 class Skipped:
     """Counts what was left out, by reason."""
 
@@ -28,20 +33,34 @@ class Skipped:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         """the first example of each reason"""
+        self.read = 0
+        """the pairs that were read, if they are counted"""
 
     def add(self, reason: str, example: str) -> None:
         self.counts[reason] += 1
         self.examples.setdefault(reason, example)
 
+    def clear(self) -> None:
+        """Start over, before the same files are read again."""
+        self.counts.clear()
+        self.read = 0
+
     def messages(self) -> list[str]:
-        """One line for each reason."""
-        return [
-            f"{reason}: {count:,} (the first: {self.examples[reason]})"
+        """One line for each reason, and a warning if there are many bad lines."""
+        bad = self.counts[BAD_LINES]
+        total = self.read + bad
+        lines = [
+            f"{reason}: {count:,}{f' of {total:,}' * (reason == BAD_LINES and self.read > 0)} "
+            f"(the first: {self.examples[reason]})"
             for reason, count in self.counts.items()
         ]
+        if self.read and bad > MANY_BAD_LINES * total:
+            lines.append(
+                f"warning: {bad / total:.0%} of the lines are bad; do the files have another format or encoding?"
+            )
+        return lines
 
 
-BAD_LINES = "bad lines skipped"
 HOW_TO_SKIP = "or skip single lines with --on-bad-line skip; in a recipe: on_bad_line"
 
 

@@ -686,8 +686,8 @@ def test_csv_with_an_unquoted_comma_is_refused_or_skipped(tmp_path: Path) -> Non
     skipped = Skipped()
     pairs = read_file(path, on_bad_line="skip", skipped=skipped)
     assert pairs == [Pair("a", "b"), Pair("f", "g")]
-    message = f"bad lines skipped: 1 (the first: {path}:3: 3 fields, but the first line has 2)"
-    assert skipped.messages() == [message]
+    message = f"bad lines skipped: 1 of 3 (the first: {path}:3: 3 fields, but the first line has 2)"
+    assert skipped.messages()[0] == message
     both = written(tmp_path / "both.csv", "a;b,c\nd;e,f\n")
     assert ": are fields separated by ',' (2 columns) or ';' (2 columns)?" in refusal(both)
 
@@ -768,6 +768,20 @@ def test_a_bad_line_of_parallel_files_is_skipped_on_both_sides(tmp_path: Path) -
     data, skipped = DataConfig(root=str(tmp_path), train=files), Skipped()
     assert list(read_pairs(files, data, "", skipped)) == [Pair("1", "1"), Pair("4", "4")]
     assert skipped.counts == {"bad lines skipped": 2}
+
+
+@pytest.mark.parametrize(("good", "share"), [(9, ""), (8, "11%"), (1, "50%")])
+def test_bad_lines_are_counted_among_all_lines(tmp_path: Path, good: int, share: str) -> None:
+    path = written(tmp_path / "p.tsv", "a\tb\n" * good + "no tab\n")
+    files = DataFiles(pairs=(str(path),), on_bad_line="skip")
+    preview = CorpusPreview(files, DataConfig(train=files))
+    for _ in range(2):  # files are read several times
+        preview.skipped.clear()
+        assert len(list(preview.pairs())) == good
+        first, *warnings = preview.skipped.messages()
+        assert first.startswith(f"bad lines skipped: 1 of {good + 1} (the first: {path}:")
+        shares = [line.partition(" of the lines")[0] for line in warnings]
+        assert shares == [f"warning: {share}"] * bool(share)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz"])
