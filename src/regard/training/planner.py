@@ -164,7 +164,8 @@ MEASURED_SHARE = 0.03
 REVISION_SECONDS = 1.0
 """A plan is revised at most this often, except when a line is logged."""
 TOLERANCE = 0.03
-"""A plan that misses the deadline by less than this share of the time left is not changed."""
+"""A plan that misses the deadline by less than this share of the time left is not changed, and it is not extended by
+a smaller share of the steps."""
 
 
 EXTEND_BELOW = 0.9
@@ -189,7 +190,9 @@ def adjust_steps(trainer: Trainer, deadline: float, seconds_per_step: float) -> 
     if needed > left * (1 + TOLERANCE):
         steps = done + max(1, int(remaining * left / needed))
     elif needed < EXTEND_BELOW * room:
-        steps = min(trainer.max_steps, done + int(remaining * room / needed))
+        longer = min(trainer.max_steps, done + int(remaining * room / needed))
+        # A few steps more are not worth another validation at their end.
+        steps = longer if longer > (1 + TOLERANCE) * steps else steps
     if steps == training.steps:
         return None
     warmup = min(training.warmup, max(1, steps // 2))  # the learning rate must reach its peak

@@ -259,6 +259,10 @@ def test_a_plan_is_extended_when_the_machine_is_faster(trainer: Trainer) -> None
     longest = adjust_steps(trainer, deadline, seconds_per_step=1e-6)
     assert longest is not None
     assert longest.training.steps == 100_000
+    trainer.state.step = steps - 1  # two steps more are not worth another validation
+    assert (
+        adjust_steps(trainer, deadline, seconds_per_step=(deadline - time.monotonic()) / 4) is None
+    )
 
 
 def test_a_plan_of_few_slow_steps_is_revised(
