@@ -147,17 +147,18 @@ def test_the_length_penalty_changes_only_if_another_one_is_significantly_better(
         right = improved.get(model.recipe.decoding.length_penalty, 0)
         return [pair.target if number < right else "x" for number, pair in enumerate(some)]
 
+    recipes = [model.recipe]
     trainer = SimpleNamespace(
         model=model,
         recipe=model.recipe,
         examples=pairs,
         evaluation=SimpleNamespace(outputs=outputs),
         validation_seconds=0.0,
-        set_recipe=lambda recipe: setattr(trainer, "recipe", recipe),
+        set_recipe=recipes.append,
     )
     reporter = Messages(RunDir(tmp_path / "run"))
     evaluation.tune_length_penalty(cast(Trainer, trainer), reporter, None)
-    assert trainer.recipe.decoding.length_penalty == chosen
+    assert recipes[-1].decoding.length_penalty == chosen
     verdict = "scores best" if chosen != 1.0 else "is kept; no other is significantly better"
     assert [verdict in text for text in reporter.texts] == [True] * bool(improved)
 
