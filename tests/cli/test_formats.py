@@ -141,7 +141,7 @@ def test_pairs_that_validation_had_no_time_for_are_scored_after_training(
     (tmp_path / "my.tmx").write_text(tmx(PAIRS), encoding="utf-8")
     minutes = ("--minutes", "0.3", "--set", "training.steps=3", "--set", "data.hold_out=0.4")
     done = succeeds_inside("train", "my.tmx", *minutes, *SHORT[2:], "--out", "run", cwd=tmp_path)
-    assert "the validation loss selects checkpoints" in done.stderr
+    assert "the last checkpoint is kept" in done.stderr
     assert re.search(r"On \d+ validation pairs: .*\n  best ", done.stderr)
 
 
