@@ -297,7 +297,7 @@ class RunDir:
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             f"validation   {_describe_validation(recipe, card['valid'])}",
             *(
-                f"validation   decoded as regard translate does: {MetricResult(**result)}"
+                f"validation   with the recipe's decoding options: {MetricResult(**result)}"
                 for result in card.get("valid_scores", ())
                 if not card["test"]
             ),

@@ -223,8 +223,7 @@ class Summary(NamedTuple):
             return []
         scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
         lines = [
-            f"On {self.pairs:,} validation pairs: {scores} (decoded as regard translate does; the validations during "
-            "training: greedily)"
+            f"On {self.pairs:,} validation pairs: {scores} (the recipe's decoding options; greedy during training)"
         ]
         if not self.results:
             lines = [f"No time left to score the validation pairs; {self.pairs} of them:"]

@@ -206,7 +206,7 @@ def test_a_card_of_wrong_types_is_one_line(run_folder: Path, values: dict[str, A
     score = {"metric": "wer", "name": "WER", "value": 63.64, "low": 55.94, "high": 71.33}
     card["valid_scores"] = [score | {"signature": "s", "higher_is_better": False}]
     lines = run.describe(run.recipe(), card)
-    assert "validation   decoded as regard translate does: WER 63.64 [55.94, 71.33]  s" in lines
+    assert "validation   with the recipe's decoding options: WER 63.64 [55.94, 71.33]  s" in lines
     metric = run.recipe().evaluation.metrics[0]
     lines = run.describe(run.recipe(), card | {"valid": {"loss": 1.0, metric: 2.0}})
     greedy = f"; greedy decoding, as during training: {metric} 2.000"

@@ -52,8 +52,7 @@ def test_the_summary_has_scores_with_intervals_and_two_lines_for_each_example() 
     summary = Summary(20, [result], choose_examples([Pair("a", "b"), Pair("c", "d")], ["b", "x"]))
     lines = summary.lines()
     assert lines[0] == (
-        "On 20 validation pairs: chrF2 50.00 [45.00, 55.00] (decoded as regard translate does; the validations during "
-        "training: greedily)"
+        "On 20 validation pairs: chrF2 50.00 [45.00, 55.00] (the recipe's decoding options; greedy during training)"
     )
     assert len(lines) == 1 + 2 * 2
     assert Summary(0, [], []).lines() == []
