@@ -312,19 +312,26 @@ def lines(stem: str, language: str) -> list[str]:
 
 
 def score(corpus: str, run: Path, folder: Path) -> dict[str, Any]:
-    """Scores of a finished training on the test set, and what it did."""
+    """Scores of a finished training on the test set, and what it did: also step, loss and chrF of its validations."""
     source, reference = (str(file) for file in data_files(corpus, "test", folder))
     command = [sys.executable, "-m", "regard", "evaluate", str(run), "--source", source]
     command += ["--reference", reference, "--json"]
     output = subprocess.run(command, capture_output=True, check=True).stdout
     values = {one["metric"]: round(one["value"], 2) for one in json.loads(output)["scores"]}
     card = json.loads((run / "card.json").read_text())
+    log = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    validations = [
+        [one["step"], round(one["loss"], 3), one.get("chrf") and round(one["chrf"], 2)]
+        for one in log
+        if one["event"] == "valid"
+    ]
     return {
         "bleu": values["bleu"],
         "chrf": values["chrf"],
         "steps": card["steps"],
         "parameters": card["parameters"],
         "reason": card["reason_stopped"],
+        "validations": validations,
     }
 
 

@@ -469,9 +469,11 @@ def are_sides_swapped(pairs: Iterable[Pair], languages: NamePair) -> bool:
     rule = WrongLanguage()
     if rule.prepare(CorpusFacts(languages)) is not None:
         return False
-    long = (
-        pair for pair in islice(pairs, SWAP_READ) if min(map(len, pair[:2])) >= rule.min_characters
-    )
+
+    def is_judged(text: str) -> bool:
+        return int(TextBatch([text]).widths[0]) >= rule.min_characters
+
+    long = (pair for pair in islice(pairs, SWAP_READ) if all(map(is_judged, pair[:2])))
     sample = list(islice(long, SWAP_SAMPLE))
     if not sample:
         return False

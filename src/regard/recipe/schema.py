@@ -561,7 +561,8 @@ class TrainingConfig(Section):
     best_checkpoint_metric: Literal["loss", "score", "last"] = "score"
     """how the best checkpoint is chosen: by loss, by score, the first of evaluation.metrics, or always the last one"""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """stop after this many validations without improvement; null never stops early"""
+    """stop after this many validations without improvement, of the loss if best_checkpoint_metric is last; null never
+    stops early"""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1000
     """steps between two checkpoints"""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 5
@@ -595,8 +596,6 @@ class TrainingConfig(Section):
     def _check(self) -> Self:
         if self.best_checkpoint_metric == "score" and self.validate_sentences == 0:
             raise ValueError("best_checkpoint_metric: score needs validate_sentences above 0")
-        if self.best_checkpoint_metric == "last" and self.patience is not None:
-            raise ValueError("best_checkpoint_metric: last never stops early; omit patience")
         return self
 
 

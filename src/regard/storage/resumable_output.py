@@ -95,7 +95,9 @@ class ResumableOutput:
     """
 
     items = "lines"
-    """the name of the input items in error messages"""
+    """the name of the input items in messages"""
+    header = 0
+    """1 if the first item is the header of the file, which is not counted in messages"""
 
     def __init__(
         self,
@@ -236,9 +238,13 @@ class ResumableOutput:
         (first, *_) = self.files
         if self.resume_key is None:
             return f"Interrupted; nothing of {first} is kept"
-        if not self.done:
+        done = self.done - self.header
+        if done < 1:
             return f"Interrupted before the first {self.items} of {first} were done; run the same command again"
-        return f"Interrupted; {self.done:,} {self.items} of {first} are kept. To resume, run the same command again"
+        kept = f"{done:,} {self.items} of {first} are kept"
+        if done == 1:
+            kept = f"one of the {self.items} of {first} is kept"
+        return f"Interrupted; {kept}. To resume, run the same command again"
 
     def close(self) -> None:
         for file in self._open:

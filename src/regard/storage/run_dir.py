@@ -284,6 +284,14 @@ class RunDir:
             detail = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
             raise RegardError(f"{self.card_file}: incomplete card{detail}") from None
 
+    def requested_training(self) -> dict[str, Any]:
+        """The keys of the training section that a plan has changed, as they were before; empty without a plan."""
+        try:
+            requested = json.loads(self.plan_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return requested if isinstance(requested, dict) else {}
+
     def _describe_training(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
         from regard.metrics.base import MetricResult
 

@@ -79,11 +79,14 @@ def report_validation(
     best: bool,
     change: float | None,
     seconds: float,
+    note: str,
 ) -> None:
     """Print and log a validation.
 
+    best: whether its weights are selected.
     change: the improvement of the score since the validation before.
     seconds: how long the validation took.
+    note: added to the printed line.
     """
     values = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
     text = f"step {step:,}: validation loss {validation.loss:.3f}"
@@ -94,7 +97,7 @@ def report_validation(
             sign = 1 if validation.result.higher_is_better else -1
             text += f" ({round(sign * change, 2) + 0.0:+.2f})"
     reporter.log("valid", step=step, best=best, seconds=round(seconds, 3), **values)
-    reporter.message(text + (", best so far" if best else ""))
+    reporter.message(text + note)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -336,7 +339,7 @@ def tune_length_penalty(
     trainer.set_recipe(trainer.recipe.model_copy(update={"decoding": model.recipe.decoding}))
     if comparisons:
         one = next(iter(comparisons.values()))
-        scores = {current: one.baseline}
+        scores = dict.fromkeys(outputs, one.baseline)  # where the outputs are the same
         scores |= {penalty: comparison.system for penalty, comparison in comparisons.items()}
         listing = ", ".join(f"{penalty:g}: {scores[penalty]:.1f}" for penalty in sorted(scores))
         verdict = "scores best" if best != current else "is kept; no other is significantly better"

@@ -149,7 +149,7 @@ def fine_tuning_recipe(
     values: dict[str, Any] = {
         "task": theirs.task,
         "data": data,
-        "training": theirs.training.model_dump(exclude=NOT_TAKEN),
+        "training": theirs.training.model_dump(exclude=NOT_TAKEN) | _requested_validation(run),
         "decoding": theirs.decoding.model_dump(),
         "evaluation": theirs.evaluation.model_dump(),
     }
@@ -159,6 +159,13 @@ def fine_tuning_recipe(
     values["training"] |= _choose_training(run, theirs, partial.training, statistics, set())
     recipe = make_recipe(values, where, changes)
     return recipe, _reasons(run, theirs, recipe, statistics)
+
+
+def _requested_validation(run: RunDir) -> dict[str, Any]:
+    """How the run was to be validated, before a plan for ``--minutes`` changed it; empty if there was no plan."""
+    requested = run.requested_training()
+    keys = "validate_sentences", "best_checkpoint_metric"
+    return {key: requested[key] for key in keys if key in requested}
 
 
 def fine_tuning_from_recipe(

@@ -40,7 +40,6 @@ from regard.training.planner import (
     seconds_to_score_test,
 )
 from regard.training.progress import ProgressReporter
-from regard.training.resume import requested_examples
 from regard.training.train_test_overlap import OverlapScores
 from regard.training.trainer import Trainer
 
@@ -65,7 +64,9 @@ def finish(
     trainer.model.set_precision("fp32")  # as when the model is loaded
     left_out = deadline is not None and not trainer.examples
     if left_out:  # the plan had no time to translate in each validation, but there may be time now
-        trainer.examples = trainer.validation_pairs(requested_examples(trainer.run))
+        trainer.examples = trainer.validation_pairs(
+            trainer.run.requested_training().get("validate_sentences", 0)
+        )
     if deadline is not None and (left_out or not trainer.validation_seconds):
         estimate_validation_time(trainer, limit=math.inf)  # nothing was translated in this session
     selection = _select_weights(trainer, reporter, deadline)

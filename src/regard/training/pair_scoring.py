@@ -256,11 +256,11 @@ def write_scores(
         if best_first
         else ResumableOutput([output], key, overwrite, report)
     )
-    header = not best_first and shard.number == 1
+    file.items, file.header = "pairs", int(not best_first and shard.number == 1)
     with file:
-        if header and not file.done:
+        if file.header and not file.done:
             file.add(1, [HEADER])  # it counts as an item: a resumed file has it already
-        done = file.done - header
+        done = file.done - file.header
         if done and not file.complete:
             report(f"{output}: resuming after pair {done:,}")
         rest = islice(pairs(), first + done, last)
@@ -275,7 +275,7 @@ def write_scores(
                     for score, (source, target) in zip(scores, chunk, strict=True)
                 ]
                 file.add(len(chunk), ["".join(lines)])
-                progress.advance(file.done - header)
+                progress.advance(file.done - file.header)
     return last - first
 
 

@@ -335,7 +335,7 @@ def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimu
     """Translate fewer validation pairs if they would take longer than ``seconds``.
 
     There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated,
-    and the last checkpoint is selected, unless ``patience`` needs the best loss.
+    and the last checkpoint is selected, or the one with the lowest loss for early stopping and fine-tuning.
     """
     estimate_validation_time(trainer, limit=math.inf, measuring_seconds=seconds)
     if not trainer.examples or trainer.validation_seconds <= seconds:
@@ -344,9 +344,11 @@ def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimu
     count = max(int(seconds / each), min(minimum, len(trainer.examples)))
     values: dict[str, Any] = {"validate_sentences": count}
     if count * each > most_seconds:
-        # At the end of a schedule, the loss often rises while translations still improve.
-        metric = "last" if trainer.training.patience is None else "loss"
-        values = {"validate_sentences": 0, "best_checkpoint_metric": metric}
+        values = {"validate_sentences": 0}
+        if trainer.training.best_checkpoint_metric == "score":
+            # At the end of a schedule, the loss often rises while translations still improve.
+            compared = trainer.training.patience is not None or trainer.validates_start
+            values["best_checkpoint_metric"] = "loss" if compared else "last"
     training = trainer.training.model_copy(update=values)
     trainer.set_recipe(trainer.recipe.model_copy(update={"training": training}))
     trainer.examples = evenly_spaced(

@@ -176,15 +176,6 @@ def planned_values(recipe: Recipe) -> dict[str, Any]:
     return {key: getattr(recipe.training, key) for key in PLANNED_KEYS}
 
 
-def requested_examples(run: RunDir) -> int:
-    """How many validation pairs were to be translated before a plan reduced them; 0 if there is no plan."""
-    try:
-        requested = json.loads(run.plan_file.read_text(encoding="utf-8"))
-        return int(requested["validate_sentences"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
 def _fixed_keys(previous: Recipe, recipe: Recipe) -> Iterator[str]:
     """Keys that may change in other runs, but not in this one."""
     if recipe.training.schedule == "cosine":

@@ -289,14 +289,18 @@ def _make_plan(
 
 
 def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> Trainer:
-    """A plan for another model, because training is too slow for the chosen one."""
+    """A plan for another model, because training is too slow for the chosen one.
+
+    Training goes on if the rules choose the same model for the exact time left.
+    """
     automatic, state = trainer.automatic, trainer.state
     assert automatic is not None
     speed = state.tokens / max(1e-9, state.seconds)
-    automatic = automatic.refit(speed, deadline - time.monotonic())
-    automatic = trainer.group.broadcast(automatic)
-    trainer = _replace_trainer(trainer, automatic.recipe, reporter, speed)
-    trainer = _make_plan(trainer, reporter, deadline, automatic)
+    automatic = trainer.group.broadcast(automatic.refit(speed, deadline - time.monotonic()))
+    after = automatic.recipe
+    if with_plan(trainer.recipe, after) != after:
+        trainer = _replace_trainer(trainer, after, reporter, speed)
+        trainer = _make_plan(trainer, reporter, deadline, automatic)
     trainer.automatic = None  # once is enough
     return trainer
 

@@ -56,7 +56,9 @@ def early_stop(state: TrainingState, training: TrainingConfig) -> StopReason:
     validations = [validation for validation in state.validations if validation[0] > 0]
     if training.patience is None or not validations:
         return StopReason.NONE
-    best_step, *_ = min(validations, key=lambda validation: validation[1:])
+    # A later checkpoint is always better if the last one is kept, so the loss decides.
+    first = 2 if training.best_checkpoint_metric == "last" else 1
+    best_step, *_ = min(validations, key=lambda validation: validation[first:])
     # A validation at a time limit does not count: training in several sessions must not stop a run sooner.
     since = [
         step for step, *_ in validations if step > best_step and step % training.validate_every == 0

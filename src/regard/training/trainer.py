@@ -293,7 +293,8 @@ class Trainer:
     @property
     def validates_start(self) -> bool:
         """Whether the initial weights are validated, to be kept if training does not improve them: in fine-tuning."""
-        return self.training.init_from is not None and not self.recipe.has_labels
+        keeps_last = self.training.best_checkpoint_metric == "last"
+        return self.training.init_from is not None and not self.recipe.has_labels and not keeps_last
 
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
@@ -567,8 +568,12 @@ class Trainer:
         if state.validations and self.training.best_checkpoint_metric == "score":
             change = state.validations[-1][1] - validation.objective
         state.validations.append((state.step, *validation.sort_key))
-        news = best and self.training.best_checkpoint_metric != "last"
-        report_validation(reporter, state.step, validation, news, change, self.validation_seconds)
+        keeps_last = (
+            self.training.best_checkpoint_metric == "last"
+        )  # then every validation is the best
+        note = ", best so far" if best and not keeps_last else ""
+        seconds = self.validation_seconds
+        report_validation(reporter, state.step, validation, best, change, seconds, note)
         if reporter.samples_are_due():
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
@@ -722,7 +727,8 @@ class Trainer:
         by_step = {checkpoint_step(path): path for path in files}
         ranked = sorted(self.state.validations, key=lambda validation: validation[1:])
         best = [by_step[step] for step, *_ in ranked if step in by_step]
-        return best[: training.keep_checkpoints if training.average == "best" else 1]
+        averages = training.average == "best" and training.best_checkpoint_metric != "last"
+        return best[: training.keep_checkpoints if averages else 1]
 
 
 def reset_optimizer(

@@ -125,7 +125,7 @@ def test_a_file_that_cannot_grow_is_named_and_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "".join(lines)
 
 
-def test_an_interruption_is_reported(tmp_path: Path) -> None:
+def test_an_interruption_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list[str]()
     out = tmp_path / "out"
 
@@ -144,4 +144,8 @@ def test_an_interruption_is_reported(tmp_path: Path) -> None:
     again = "run the same command again"
     assert interrupt({}, 0) == f"Interrupted before the first lines of {out} were done; {again}"
     assert interrupt({}, 3) == f"Interrupted; 3 lines of {out} are kept. To resume, {again}"
+    monkeypatch.setattr(ResumableOutput, "header", 1)
+    out = tmp_path / "pairs"
+    assert interrupt({}, 1) == f"Interrupted before the first lines of {out} were done; {again}"
+    assert interrupt({}, 1) == f"Interrupted; one of the lines of {out} is kept. To resume, {again}"
     assert lines == []

@@ -1,5 +1,6 @@
 """Fine-tuning copies the tokenizer and the weights of another run, or reports what does not fit."""
 
+import json
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from regard.training.fine_tuning import (
     initial_tokenizer,
     load_initial_weights,
 )
+from regard.training.resume import planned_values
 
 MODEL = {"d_model": 16, "heads": 2, "d_ff": 32}
 PAIRS = [Pair("a b c", "X Y X")] * 3
@@ -295,6 +297,20 @@ def fine_tuned(run: Path, languages: tuple[str, str] | None, **options: Any) -> 
         FineTuning(run, **options), files, "/data", languages=languages, pairs=PAIRS * 40
     )
     return found
+
+
+def test_the_plan_of_a_run_is_not_taken(tmp_path: Path) -> None:
+    """Fine-tuning has a time of its own."""
+    run = RunDir(translation_run(tmp_path / "before"))
+    planned = {"validate_sentences": 0, "best_checkpoint_metric": "last"}
+    recipe = run.recipe()
+    training = recipe.training.model_copy(update=planned)
+    run.write_recipe(recipe.model_copy(update={"training": training}))
+    assert fine_tuned(run.folder, None).training.best_checkpoint_metric == "last"
+    run.plan_file.parent.mkdir(exist_ok=True)
+    run.plan_file.write_text(json.dumps(planned_values(recipe)))
+    found = fine_tuned(run.folder, None).training
+    assert (found.best_checkpoint_metric, found.validate_sentences) == ("score", 500)
 
 
 def test_a_new_target_language_is_added_with_a_tag(tmp_path: Path) -> None:

@@ -232,6 +232,26 @@ def test_few_examples_are_better_than_none(
     assert [*metrics, trainer.training.best_checkpoint_metric] == ["score", "last"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({}, "last"),
+        ({"patience": 3}, "loss"),
+        ({"init_from": "a/run"}, "loss"),
+        ({"best_checkpoint_metric": "loss"}, "loss"),
+    ],
+)
+def test_without_time_to_translate_the_last_checkpoint_is_kept_unless_it_is_compared(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], metric: str
+) -> None:
+    monkeypatch.setattr(planner, "seconds_to_translate", lambda _, count: float(count))
+    trainer.state.step = 1
+    training = trainer.training.model_copy(update=changes)
+    trainer.set_recipe(trainer.recipe.model_copy(update={"training": training}))
+    limit_examples(trainer, 5.0, 9.0, minimum=10)
+    assert trainer.training.best_checkpoint_metric == metric
+
+
 def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> None:
     trainer.set_recipe(
         trainer.recipe.model_copy(

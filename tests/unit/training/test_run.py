@@ -1,5 +1,6 @@
 """A whole training."""
 
+import json
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +30,11 @@ from regard.training.trainer import Trainer
 FILES = DataFiles(pairs=("x.tsv",))
 
 
+@pytest.mark.parametrize("other", [True, False])
 def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Training goes on if there is no other model for the time left."""
     lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
     (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
     overrides = ["training.device=cpu", "training.log_every=1"]
@@ -40,7 +43,7 @@ def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
     tiny = {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16}
 
     def refit(automatic: AutomaticRecipe, _: float, seconds: float) -> AutomaticRecipe:
-        layers = 1 if called else 2
+        layers = 1 if called and other else 2
         values = automatic.values | {
             "model": tiny | {"encoder_layers": layers, "decoder_layers": layers},
             "training": {"steps": 40, "warmup": 4, "tokens_per_batch": 500},
@@ -62,9 +65,12 @@ def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
     model = train(chosen.recipe, tmp_path / "again", minutes=1, automatic=chosen)
     assert len(called) == 1
     assert called[0] > 0
-    assert (model.recipe.model.encoder_layers, model.recipe.model.d_model) == (1, 16)
+    assert (model.recipe.model.encoder_layers, model.recipe.model.d_model) == (2 - other, 16)
     assert RunDir(tmp_path / "again").recipe().model == model.recipe.model
-    assert capsys.readouterr().err.count("chosen for this speed") == 2
+    assert capsys.readouterr().err.count("chosen for this speed") == 1 + other
+    log = (tmp_path / "again" / "log.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in log if "step" in json.loads(line)]
+    assert (steps == sorted(steps)) is not other  # otherwise it starts at step 0 again
 
 
 def choose_again(

@@ -24,6 +24,21 @@ def test_a_validation_at_a_time_limit_costs_no_patience(steps: list[int], stop: 
     assert finished(state, training) is stop
 
 
+def test_if_the_last_checkpoint_is_kept_patience_counts_losses() -> None:
+    training = make_recipe(
+        {
+            "data": {"train": {"pairs": "x.tsv"}},
+            "training": {"patience": 2, "validate_every": 100, "best_checkpoint_metric": "last"},
+        },
+        "test",
+    ).training
+    validations = [(100, -100.0, 2.0), (200, -200.0, 3.0), (300, -300.0, 3.0)]
+    assert (
+        finished(TrainingState(step=200, validations=validations[:2]), training) is StopReason.NONE
+    )
+    assert finished(TrainingState(step=300, validations=validations), training).name == "PATIENCE"
+
+
 def test_the_start_of_fine_tuning_costs_no_patience() -> None:
     """A model that becomes worse at first may still improve."""
     training = make_recipe(

@@ -21,6 +21,7 @@ from regard.training.checkpoint import (
     checkpoint_files,
     checkpoint_name,
     checkpoint_step,
+    load_checkpoint,
     save_checkpoint,
 )
 from regard.training.data_loader import DataCursor, TrainingBatch
@@ -141,6 +142,24 @@ def test_checkpoints_written_in_the_background_are_the_same(
     at_once = train_run(tmp_path, "at-once")
     monkeypatch.setattr(Trainer, "saves_in_background", True)
     assert train_run(tmp_path, "background") == at_once
+
+
+@pytest.mark.parametrize(("metric", "step"), [("loss", 2), ("last", 9)])
+def test_the_last_checkpoint_is_kept_although_the_loss_rises(
+    metric: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(tmp_path, list, 100)
+    monkeypatch.setattr(Trainer, "_validation_loss", lambda trainer: float(trainer.state.step))
+    train_run(
+        tmp_path,
+        "run",
+        f"training.best_checkpoint_metric={metric}",
+        *("training.keep_checkpoints=9", "training.checkpoint_every=1", "training.ema=0"),
+    )
+    path = tmp_path / "run" / "checkpoints" / checkpoint_name(step)
+    _, tensors = load_checkpoint(path)
+    weights, _ = RunDir(tmp_path / "run").read_weights()
+    assert all(torch.equal(weights[name], one) for name, one in tensors["model"].items())
 
 
 def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_training(
