@@ -470,10 +470,10 @@ def are_sides_swapped(pairs: Iterable[Pair], languages: NamePair) -> bool:
     if rule.prepare(CorpusFacts(languages)) is not None:
         return False
 
-    def is_judged(text: str) -> bool:
+    def is_long(text: str) -> bool:
         return int(TextBatch([text]).widths[0]) >= rule.min_characters
 
-    long = (pair for pair in islice(pairs, SWAP_READ) if all(map(is_judged, pair[:2])))
+    long = (pair for pair in islice(pairs, SWAP_READ) if all(map(is_long, pair[:2])))
     sample = list(islice(long, SWAP_SAMPLE))
     if not sample:
         return False

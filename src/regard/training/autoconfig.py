@@ -115,7 +115,7 @@ class ModelRule:
         """Whether the model is worth training on this many target tokens."""
         return tokens >= max(self.min_tokens, self.min_epochs * epoch_tokens)
 
-    def trains_like(self, other: ModelRule) -> bool:
+    def has_same_training(self, other: ModelRule) -> bool:
         """Whether the rules differ only in when they are used."""
         mine = self.model, self.dropout, self.rdrop, self.rates
         return mine == (other.model, other.dropout, other.rdrop, other.rates)
@@ -433,7 +433,7 @@ class AutomaticRecipe:
         if choice.rule.applies(tokens / TOO_SLOW, choice.epoch_tokens):
             return False
         other = self._choice_for(tokens_per_second, seconds)
-        return self.can_change(seconds) and not other.rule.trains_like(choice.rule)
+        return self.can_change(seconds) and not other.rule.has_same_training(choice.rule)
 
     def refit(self, tokens_per_second: float, seconds: float) -> AutomaticRecipe:
         """The choice for the measured speed of the chosen model and the seconds that are left.
@@ -449,7 +449,7 @@ class AutomaticRecipe:
         faster = tokens_per_second > REFIT_RATIO * choice.tokens_per_second
         if (faster and self.can_change(seconds)) or self.is_too_slow(tokens_per_second, seconds):
             other = self._choice_for(tokens_per_second, seconds)
-            if not other.rule.trains_like(choice.rule):
+            if not other.rule.has_same_training(choice.rule):
                 fitted, batch = other, None
         recipe = _complete(self.values, fitted, self.corpus, self.overrides, batch, longest=True)
         return replace(self, recipe=recipe, choice=fitted)

@@ -23,7 +23,7 @@ NamePair = tuple[str, str]
 
 BAD_LINES = "bad lines skipped"
 MANY_BAD_LINES = 0.1
-"""a larger share of bad lines gives a warning: it is rather the format that is wrong, or the encoding"""
+"""a larger share of bad lines gives a warning: the format or the encoding is probably wrong"""
 
 
 class Skipped:
