@@ -151,12 +151,20 @@ def build_library(folder: Path) -> Path:
     )
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
         objects = [str(Path(temporary, f"{name}.o")) for name in OBJECTS]
-        _run_all(
-            [compiler, *COMMON_OPTIONS, *options, "-c", str(SOURCES / source), "-o", output]
-            for output, (source, *options) in zip(objects, OBJECTS.values(), strict=True)
-        )
         built = Path(temporary, "library.so")
-        _run_all([[compiler, *LINK_OPTIONS, *objects, "-o", str(built)]])
+        try:
+            _run_all(
+                [compiler, *COMMON_OPTIONS, *options, "-c", str(SOURCES / source), "-o", output]
+                for output, (source, *options) in zip(objects, OBJECTS.values(), strict=True)
+            )
+            _run_all([[compiler, *LINK_OPTIONS, *objects, "-o", str(built)]])
+        except NoLibraryError as error:
+            log.warning(
+                "The native library is not used: %s. Computation is slower without it. To try another compiler, set "
+                "CXX; to not try again, set %s=off.",
+                *(error, VARIABLE),
+            )
+            raise
         path = folder / library_name()
         built.replace(path)
     return path

@@ -74,7 +74,7 @@ def test_threads_that_need_it_at_the_same_time_load_it_once(
 
 @pytest.mark.usefixtures("load")
 def test_a_failed_build_leaves_nothing_and_is_explained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sources = tmp_path / "native"
     sources.mkdir()
@@ -83,6 +83,34 @@ def test_a_failed_build_leaves_nothing_and_is_explained(
     monkeypatch.setattr(module, "SOURCES", sources)
     assert "it could not be built" in reload().reason
     assert not any((tmp_path / "regard").iterdir())
+    assert "The native library is not used: it could not be built: " in caplog.text
+
+
+HEADERS = {
+    "atomic": ("atomic", "memory_order_relaxed"),
+    "algorithm": ("binary_search", "copy_n", "max", "min", "partial_sort", "stable_sort"),
+    "condition_variable": ("condition_variable",),
+    "functional": ("function", "greater"),
+    "memory": ("make_unique", "unique_ptr"),
+    "mutex": ("lock_guard", "mutex", "unique_lock"),
+    "new": ("bad_alloc",),
+    "system_error": ("system_error",),
+    "thread": ("this_thread", "thread"),
+    "utility": ("move",),
+    "vector": ("vector",),
+}
+"""Names of the C++ standard library by header."""
+
+
+def test_every_source_includes_what_it_uses() -> None:
+    """Compilers differ in which headers include others, so a missing one may only fail on another machine."""
+    shared = (module.SOURCES / "threads.h").read_text()
+    for file in module.SOURCES.glob("*.cpp"):
+        text = file.read_text()
+        text += shared if '#include "threads.h"' in text else ""
+        for header, names in HEADERS.items():
+            if any(f"std::{name}" in text for name in names):
+                assert f"#include <{header}>" in text, f"{file.name} needs <{header}>"
 
 
 def test_another_version_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

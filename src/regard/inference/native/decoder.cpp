@@ -28,7 +28,9 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "threads.h"
