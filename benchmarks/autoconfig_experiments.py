@@ -42,6 +42,8 @@ class Setting(NamedTuple):
     """time per token on a CPU relative to the preset tiny"""
     training: dict[str, Any] | None = None
     """further keys of the section"""
+    data: dict[str, Any] | None = None
+    """further keys of the section"""
 
 
 WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
@@ -51,6 +53,7 @@ SMALL, TINY = {"preset": "small"}, {"preset": "tiny"}
 MEDIUM = {"preset": "tiny", "d_model": 192, "heads": 6, "d_ff": 768}
 
 MUON = {"optimizer": "muon"}
+BOTH = {"bidirectional": True}
 
 SETTINGS = {
     "wide-r2": Setting(WIDE, 0.3, 2.0, 0.001, 4_096),
@@ -58,6 +61,17 @@ SETTINGS = {
     "wide-d3": Setting(WIDE, 0.3, 0.0, 0.001, 4_096),
     "wide-d1": Setting(WIDE, 0.1, 0.0, 0.001, 4_096),
     "deep-r2": Setting(DEEP, 0.3, 2.0, 0.001, 4_096),
+    "deep-r5": Setting(DEEP, 0.3, 5.0, 0.001, 4_096),
+    "wide-r5-s3": Setting(WIDE, 0.3, 5.0, 0.001, 4_096, training={"subword_sampling": 0.3}),
+    "wide-r2-both": Setting(WIDE, 0.3, 2.0, 0.001, 4_096, data=BOTH),
+    "wide-r5-both": Setting(WIDE, 0.3, 5.0, 0.001, 4_096, data=BOTH),
+    "wide-r5-s3-both": Setting(
+        WIDE, 0.3, 5.0, 0.001, 4_096, training={"subword_sampling": 0.3}, data=BOTH
+    ),
+    "tiny-d2-both": Setting(TINY, 0.2, 0.0, 0.010, 4_096, cpu_cost=0.95, training=MUON, data=BOTH),
+    "medium-r2-both": Setting(
+        MEDIUM, 0.2, 2.0, 0.010, 4_096, cpu_cost=4.4, training=MUON, data=BOTH
+    ),
     "small-d1": Setting(SMALL, 0.1, 0.0, 0.002, 4_096),
     "small-r5": Setting(SMALL, 0.3, 5.0, 0.002, 8_192, 8_000),
     "tiny": Setting(TINY, 0.1, 0.0, 0.003, 2_048, cpu_cost=1.0),
@@ -148,6 +162,21 @@ SMALL_CORPUS = [
 ]
 
 EXPERIMENTS = [
+    *on_gpu("multi30k-5k", 28, ["wide-r2"]),
+    *on_gpu("multi30k-5k", 45, ["deep-r5", "small-r5", "wide-r5", "wide-r5-both"]),
+    *on_gpu("multi30k-2k", 11, ["wide-r2"]),
+    *on_gpu("multi30k-2k", 22, ["deep-r5", "small-r5", "wide-r5", "wide-r5-both", "wide-r5-s3"]),
+    *on_gpu("en-ibo", 60, ["deep-r5", "wide-r5"]),
+    *on_gpu("zul-en", 30, ["deep-r5", "wide-r2", "wide-r5"]),
+    *on_gpu("l10n-30k", 40, ["wide-r2-both"]),
+    *on_gpu("multi30k", 40, ["wide-r2-both"]),
+    *on_gpu("en-ibo", 40, ["wide-r2-both", "wide-r5-both"]),
+    *on_gpu("zul-en", 30, ["wide-r2-both"]),
+    *on_cpu("en-ibo", 80, ["medium-r2-both"]),
+    *on_gpu("multi30k-5k", 28, ["wide-r2-both", "wide-r5-s3-both", "wide-r5-s3"]),
+    *on_gpu("multi30k-2k", 22, ["wide-r2-both", "wide-r5-s3-both"]),
+    *on_cpu("en-ibo", 20, ["tiny-d2-both"]),
+    *on_cpu("multi30k-5k", 10, ["tiny-muon10-d2-4k", "tiny-d2-both"]),
     *on_cpu("multi30k", 80, [*LONG, *REPEATED]),
     *on_cpu("en-ibo", 80, [*LONG, *REPEATED]),
     *on_cpu("tatoeba-ende", 80, LONG),
@@ -181,6 +210,7 @@ def recipe(experiment: Experiment, steps: int, folder: Path) -> dict[str, Any]:
     test_source, test_target = data_files(experiment.corpus, "test", folder)
     values = hand_recipe("small", *files, "cuda")
     values["data"]["test"] = {"source": str(test_source), "target": str(test_target)}
+    values["data"] |= setting.data or {}
     values["tokenizer"] = {"kind": "unigram", "vocab_size": setting.vocab_size}
     if files[1].suffix == ".zh" or files[0].suffix == ".zh":
         values["tokenizer"]["vocab_size"] += 4_000

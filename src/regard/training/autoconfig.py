@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
-from unicodedata import normalize
 
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
-from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
 from regard.inference.device import choose_device
 from regard.recipe import PRESETS, DataConfig, DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.recipe.validation import selected_choices
+from regard.training.corpus_statistics import CorpusStatistics, collect_statistics
 from regard.training.cost_model import DeviceSpeed, measure_device
 from regard.training.planner import duration
-from regard.training.train_step import MAX_WORKERS
 
 MIN_PAIRS = 50
-MAX_SYMBOLS = 200
-"""Texts with more distinct words are not sequences of symbols such as phonemes."""
-MAX_WORD_LENGTH, MAX_UNSPACED_WORD_LENGTH = 20, 6
-"""Texts without spaces are words up to this mean length in characters; the second is for scripts without spaces."""
-SUMMARY_RATIO = 5
-"""Targets are summaries if the sources are this many times as long, in characters."""
 MANY_COPIES = 0.9
 """share of the targets that equal their sources, from which on one of the files is probably the wrong one"""
-IDEOGRAPHS_PER_TOKEN = 1.3
-"""In Chinese and Japanese, where a token is one or two characters."""
 MIN_STEPS = 6_000
 """Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
 MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
@@ -41,9 +31,6 @@ KEY_VALUE_HEADS = "model.attention.key_value_heads"
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
-MAX_COST_OF_PROCESSES, MAX_PROCESSES = 2.3, 8
-"""On a CPU with more cores than one process computes packed rows with, models of at most this cost train faster in
-several processes; more processes than this get too small parts of a batch. See docs/training.md."""
 DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
 """The longest time that is chosen if the user sets none."""
 
@@ -110,6 +97,9 @@ class ModelRule:
     """target tokens that must be affordable"""
     min_pairs: float = 0
     max_pairs: float = math.inf
+    bidirectional: bool = False
+    """every pair is used in both directions; an epoch is still one pass over the pairs in one direction"""
+    subword_sampling: float = 0.0
 
     def applies(self, tokens: float, epoch_tokens: float) -> bool:
         """Whether the model is worth training on this many target tokens."""
@@ -117,8 +107,13 @@ class ModelRule:
 
     def has_same_training(self, other: ModelRule) -> bool:
         """Whether the rules differ only in when they are used."""
-        mine = self.model, self.dropout, self.rdrop, self.rates
-        return mine == (other.model, other.dropout, other.rdrop, other.rates)
+        return self.training == other.training
+
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """The model and how it is trained, without when the rule is used."""
+        data = self.bidirectional, self.subword_sampling
+        return self.model, self.dropout, self.rdrop, self.rates, *data
 
 
 _BASE, _SMALL, _TINY = ({"preset": name} for name in ("base", "small", "tiny"))
@@ -131,11 +126,18 @@ _MUON = Rates(0.003, 0.01)
 _deep = partial(ModelRule, "deep", _DEEP, 0.3, 5, Rates(0.001), Cost(20, 2.2))
 _wide = partial(ModelRule, "wide", _WIDE, 0.3, 2, Rates(0.001), Cost(14, 1.6))
 _base = partial(ModelRule, "base", _BASE, 0.1, 0, Rates(0.0007), Cost(15, 1.8))
+_wide_both = partial(_wide, bidirectional=True)
+_wide_sampled = partial(
+    ModelRule, "wide, sampled", _WIDE, 0.3, 5, Rates(0.001), Cost(14, 1.6),
+    bidirectional=True, subword_sampling=0.3,
+)  # fmt: skip
 _medium = partial(ModelRule, "medium", _MEDIUM, 0.2, 2, _MUON, Cost(4.0))
 _wide_dropout = partial(ModelRule, "wide, dropout", _WIDE, 0.3, 0, Rates(0.001), Cost(7.5, 1))
 _wide_short = partial(ModelRule, "wide, short", _WIDE, 0.1, 0, Rates(0.001), Cost(7.5, 1))
+_medium_both = partial(_medium, bidirectional=True)
 _medium_short = partial(ModelRule, "medium, short", _MEDIUM, 0.1, 0, _MUON, Cost(2.1))
 _tiny_long = partial(ModelRule, "tiny, many epochs", _TINY, 0.2, 0, _MUON, Cost(1))
+_tiny_both = partial(_tiny_long, bidirectional=True)
 _tiny_muon = partial(ModelRule, "tiny", _TINY, 0.1, 0, _MUON, Cost(1))
 _tiny = partial(ModelRule, "tiny", _TINY, 0.1, 0, Rates(0.003), Cost(1, 0.8))
 _symbols = partial(ModelRule, "symbols", _SMALL, 0.2, 2, Rates(0.0012), Cost(8.5, 1.4))
@@ -144,15 +146,20 @@ _tiny_symbols = partial(ModelRule, "tiny symbols", _TINY, 0.1, 0, Rates(0.003), 
 # When they are used: the first rule that applies.
 MODEL_RULES = (
     _deep(min_epochs=100, min_pairs=2e4, max_pairs=5e5),
+    _wide_sampled(min_epochs=200, max_epochs=500, max_pairs=2e4),
+    _wide_both(device="cpu", min_epochs=100, min_tokens=1e7, max_pairs=2e4),
+    _wide_both(device="cuda", min_epochs=60, max_pairs=2e4),
     _wide(device="cpu", min_epochs=100, min_tokens=1e7, max_pairs=5e5),
     _wide(device="cuda", min_epochs=45, max_pairs=2e4),
     _wide(device="cuda", min_epochs=60, min_pairs=2e4, max_pairs=5e5),
     _base(min_epochs=1, max_epochs=50, min_tokens=5e7, min_pairs=5e5),
+    _medium_both(device="cpu", min_epochs=80, min_tokens=4e6, max_pairs=2e4),
     _medium(device="cpu", min_epochs=40, min_tokens=4e6, max_pairs=1e5),
     _wide_dropout(min_epochs=35, max_epochs=100, min_tokens=1.5e7),
     _wide_short(min_epochs=8, max_epochs=40, min_tokens=2.5e7),
     _wide_short(device="cuda", min_epochs=2, max_epochs=40, min_tokens=3e6),
     _medium_short(device="cpu", min_epochs=2, max_epochs=40, min_tokens=1.4e7, min_pairs=2e4),
+    _tiny_both(device="cpu", min_epochs=80, max_epochs=300, max_pairs=2e4),
     _tiny_long(device="cpu", min_epochs=60, max_epochs=150, max_pairs=2e4),
     _tiny_muon(device="cpu", max_epochs=60),
     _tiny(device="cuda", max_epochs=60),
@@ -164,6 +171,17 @@ SYMBOL_RULES = (
     _tiny_symbols(max_epochs=60),
 )
 """for sequences of characters or symbols, instead of sentences"""
+
+
+class Supports(NamedTuple):
+    """What can be used with the corpus and the settings of the user."""
+
+    both_directions: bool = True
+    subword_sampling: bool = True
+
+    def allows(self, rule: ModelRule) -> bool:
+        swaps, samples = rule.bidirectional, bool(rule.subword_sampling)
+        return swaps <= self.both_directions and samples <= self.subword_sampling
 
 
 @dataclass(frozen=True)
@@ -181,6 +199,7 @@ class ChosenModel:
     next_rule: ModelRule | None
     """the next better rule, for which the time is too short"""
     speed: DeviceSpeed
+    supports: Supports
     source_ratio: float = 1.0
     """source tokens for each target token, see ``CorpusStatistics.source_ratio``"""
 
@@ -224,17 +243,20 @@ def choose(
     vocabulary: VocabularyRule,
     speed: DeviceSpeed,
     minutes: float | None,
+    supports: Supports,
     source_ratio: float = 1.0,
 ) -> ChosenModel:
     """Apply the rules: the first model for which the time is long enough.
 
-    epoch_tokens: target tokens of an epoch.
+    epoch_tokens: target tokens of an epoch in one direction.
     speed: in target tokens per second, for pairs with this ratio of source tokens to target tokens.
     """
     rules = [
         rule
         for rule in (SYMBOL_RULES if corpus.tokenizer_kinds else MODEL_RULES)
-        if rule.device in ("any", speed.device) and rule.min_pairs <= corpus.pairs < rule.max_pairs
+        if rule.device in ("any", speed.device)
+        and rule.min_pairs <= corpus.pairs < rule.max_pairs
+        and supports.allows(rule)
     ]
     if minutes is None:
         minutes = _default_minutes(rules, epoch_tokens, speed)
@@ -249,11 +271,12 @@ def choose(
             speed.device,
             None,
             speed,
+            supports,
             source_ratio,
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
-            better = [one for one in too_slow if (one.model, one.rdrop) != (rule.model, rule.rdrop)]
+            better = [one for one in too_slow if not one.has_same_training(rule)]
             return replace(choice, next_rule=min(better, key=choice.minutes_for, default=None))
         too_slow.append(rule)
     raise AssertionError("the last rule has no conditions")
@@ -307,7 +330,7 @@ def autoconfigure(
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
         "data": {"root": root, "train": files.model_dump()},
-        "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(vocabulary)},
+        "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(vocabulary.vocab_size)},
         "model": {"preset": "tiny"},
     }
     if not any(override.strip().startswith("data.valid") for override in overrides):
@@ -320,11 +343,14 @@ def autoconfigure(
         values["tokenizer"] = _symbol_tokenizer(corpus, overrides)
     partial = _without_shape(values, overrides)
     speed = speed or measure_device(choose_device(partial.training.device))
-    epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
-    source_ratio = corpus.source_ratio(vocabulary, partial)
+    epoch_tokens = count * corpus.tokens_per_target(
+        vocabulary.characters_per_token, partial.tokenizer
+    )
+    source_ratio = corpus.source_ratio(vocabulary.characters_per_token, partial)
     # The encoder takes about half of the time.
     speed = replace(speed, reference=speed.reference * 2 / (1 + source_ratio))
-    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes, source_ratio)
+    supports = _supports(corpus, partial, overrides)
+    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes, supports, source_ratio)
     recipe = _complete(values, choice, corpus, overrides)
     fixed_steps = minutes is None and _number_setting(overrides, "training.steps") is not None
     planned = None if fixed_steps else choice.minutes
@@ -366,7 +392,23 @@ def _complete(
         section: {key: value for key, value in keys.items() if f"{section}.{key}" not in ignored}
         for section, keys in sections.items()
     }
+    if rule.bidirectional:
+        complete["data"] = {**values["data"], "bidirectional": True}
     return make_recipe({**values, **complete}, "the automatic recipe", overrides)
+
+
+def _supports(corpus: CorpusStatistics, given: Recipe, overrides: Sequence[str]) -> Supports:
+    """Whether pairs can be swapped, and subwords sampled.
+
+    given: the recipe without the model.
+    """
+    data = given.data
+    is_translation = not (corpus.is_one_language or corpus.summary_ratio or corpus.tokenizer_kinds)
+    tagged = data.train.to or data.train.tag or data.context or given.model.position == "tree"
+    own = _setting(overrides, "data.bidirectional") is not None
+    swaps = is_translation and given.tokenizer.shared and not tagged and not own
+    samples = given.tokenizer.kind == "unigram" and not given.tokenizer.target_kind
+    return Supports(swaps, samples and _setting(overrides, "training.subword_sampling") is None)
 
 
 def _without_shape(values: dict[str, Any], overrides: Sequence[str]) -> Recipe:
@@ -469,6 +511,7 @@ class AutomaticRecipe:
             choice.vocabulary,
             self._speed_for(tokens_per_second),
             total_minutes(left, choice.device),
+            choice.supports,
             choice.source_ratio,
         )
 
@@ -528,6 +571,7 @@ def _training(
         **({} if _setting(overrides, "training.schedule") == "noam" else rate),
         "warmup": min(1_000, steps // 10) or 1,
         "rdrop": rule.rdrop,
+        **({"subword_sampling": rule.subword_sampling} if rule.subword_sampling else {}),
         "validate_every": every,
         "checkpoint_every": every,
     }
@@ -571,8 +615,10 @@ def _reasons(
 ) -> list[str]:
     """What was chosen, including the user's overrides, and why."""
     training = recipe.training
-    tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
+    tokens = corpus.tokens_per_target(choice.vocabulary.characters_per_token, recipe.tokenizer)
     epochs = training.steps * recipe.batch_tokens / (choice.source_ratio * corpus.pairs * tokens)
+    if recipe.data.bidirectional:
+        epochs /= 2  # of twice the pairs
     held_out = f"about {100 * recipe.data.hold_out:.2g}% of the pairs, held out"
     warnings = _warnings(choice, corpus) if minutes else []
     return [
@@ -583,11 +629,21 @@ def _reasons(
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: about {training.steps:,} steps of {recipe.batch_tokens:,} tokens"
         + (", optimizer Muon" if training.optimizer == "muon" else ""),
+        *_directions(recipe),
         *_cleaning(recipe, corpus),
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
-        *_tips(choice),
         *warnings,
         *_copy_warning(corpus),
+    ]
+
+
+def _directions(recipe: Recipe) -> list[str]:
+    """Why pairs are used in both directions."""
+    if not recipe.data.bidirectional:
+        return []
+    return [
+        "pairs: each is used in both directions, because models of few pairs become better so (data.bidirectional); "
+        "validation is from source to target"
     ]
 
 
@@ -602,23 +658,23 @@ def _cleaning(recipe: Recipe, corpus: CorpusStatistics) -> list[str]:
     ]
 
 
-def _tips(choice: ChosenModel) -> list[str]:
-    """What the user can do to train faster."""
-    cores = choice.speed.spare_cores + 1
-    if cores <= MAX_WORKERS or choice.rule.cost.cpu > MAX_COST_OF_PROCESSES:
-        return []
-    processes = min(cores, MAX_PROCESSES)
-    return [
-        f"tip: with --processes {processes}, a model of this size trains faster on {cores} cores"
-    ]
-
-
 def describe_model(recipe: Recipe) -> str:
-    """For example “small, 6+6 layers of width 256, dropout 0.3, R-Drop 5”."""
+    """For example “small, 6+6 layers of width 256, dropout 0.3, R-Drop 5, both directions”."""
     model, training = recipe.model, recipe.training
     shape = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.d_model}"
-    rdrop = f", R-Drop {training.rdrop:g}" if training.rdrop else ""
-    return f"{model.preset}, {shape}, dropout {model.dropout}{rdrop}"
+    methods = _describe_methods(
+        training.rdrop, training.subword_sampling, recipe.data.bidirectional
+    )
+    return f"{model.preset}, {shape}, dropout {model.dropout}{methods}"
+
+
+def _describe_methods(rdrop: float, subword_sampling: float, bidirectional: bool) -> str:
+    """What is used besides dropout, for example “, R-Drop 5, both directions”."""
+    return (
+        (f", R-Drop {rdrop:g}" if rdrop else "")
+        + (f", subword sampling {subword_sampling:g}" if subword_sampling else "")
+        + (", both directions" if bidirectional else "")
+    )
 
 
 def _alternatives(choice: ChosenModel) -> list[str]:
@@ -629,10 +685,10 @@ def _alternatives(choice: ChosenModel) -> list[str]:
     minutes = choice.minutes_for(rule)
     shape = PRESETS[rule.model["preset"]] | rule.model
     layers, width = shape["encoder_layers"], shape["d_model"]
+    methods = _describe_methods(rule.rdrop, rule.subword_sampling, rule.bidirectional)
     return [
-        f"a better model ({layers}+{layers} layers of width {width}"
-        + (", R-Drop" if rule.rdrop else "")
-        + f") needs about {duration(60 * minutes)}: --minutes {math.ceil(minutes)}"
+        f"a better model ({layers}+{layers} layers of width {width}{methods}) needs about {duration(60 * minutes)}: "
+        f"--minutes {math.ceil(minutes)}"
     ]
 
 
@@ -671,169 +727,11 @@ def _describe_tokenizer(
     vocabulary = choice.vocabulary
     if corpus.tokenizer_kinds == (tokenizer.kind, tokenizer.of_target.kind):
         return f"{kind}, because {corpus.tokenizer_reason}"
-    large = corpus.vocab_size(vocabulary) > vocabulary.vocab_size
+    large = corpus.vocab_size(vocabulary.vocab_size) > vocabulary.vocab_size
     if (
         tokenizer.kind == "unigram"
-        and tokenizer.vocab_size == corpus.vocab_size(vocabulary)
+        and tokenizer.vocab_size == corpus.vocab_size(vocabulary.vocab_size)
         and large
     ):
         return f"{kind}, because there are {len(corpus.alphabet):,} distinct characters"
     return kind
-
-
-# ---------------------------------------------------------------------------------------------
-# Statistics of the training data
-
-
-@dataclass
-class SideStatistics:
-    """Counts over the texts of one side of the pairs; blank texts are not counted."""
-
-    texts: int = 0
-    characters: int = 0
-    """spaces included, ideographs not"""
-    ideographs: int = 0
-    """Chinese and Japanese characters"""
-    unspaced: int = 0
-    """texts that start in a script without spaces between words"""
-    words: int = 0
-    """separated by spaces"""
-    single_words: int = 0
-    """texts of one word"""
-    alphabet: set[str] = field(default_factory=set)
-    symbols: set[str] = field(default_factory=set)
-    """the distinct words; incomplete if there are more than MAX_SYMBOLS"""
-
-    def add(self, text: str) -> None:
-        if not (words := text.split()):
-            return
-        ideographs = count_ideographs(text)
-        self.texts += 1
-        self.characters += len(text) - ideographs
-        self.ideographs += ideographs
-        self.unspaced += is_unspaced_script(words[0][0])
-        self.words += len(words)
-        self.single_words += len(words) == 1
-        self.alphabet.update(text)
-        if len(self.symbols) <= MAX_SYMBOLS:
-            self.symbols.update(words)
-
-    def tokens(self, rule: VocabularyRule, kind: str) -> float:
-        """Estimated number of tokens of all texts, EOS excluded, with a tokenizer of this kind."""
-        if kind in ("word", "char"):
-            return self.words if kind == "word" else self.characters + self.ideographs + self.texts
-        return self.characters / rule.characters_per_token + self.ideographs / IDEOGRAPHS_PER_TOKEN
-
-    @property
-    def width(self) -> float:
-        """The mean length of a text in characters; ideographs count as three, as in ``regard data check``."""
-        return (self.characters + 3 * self.ideographs) / max(1, self.texts)
-
-    @property
-    def bleu_tokenizer(self) -> str:
-        """sacreBLEU's tokenizer for texts without spaces between words."""
-        kana = any("\u3040" <= letter <= "\u30ff" for letter in self.alphabet)
-        chinese = not kana and self.ideographs > self.characters / 2
-        return "zh" if chinese else "char"
-
-    @property
-    def tokenizer_kind(self) -> str | None:
-        """``word`` for symbols, ``char`` for single words, None for sentences."""
-        if is_symbol_set(self.symbols, self.texts):
-            return "word"
-        mostly_unspaced = self.unspaced > 0.5 * self.texts
-        max_length = MAX_UNSPACED_WORD_LENGTH if mostly_unspaced else MAX_WORD_LENGTH
-        short = self.characters + self.ideographs <= max_length * self.texts
-        return "char" if self.single_words >= 0.95 * self.texts and short else None
-
-
-def is_symbol_set(words: set[str], texts: int) -> bool:
-    """Whether there are so few distinct words in this many texts that hardly any other word exists."""
-    return len(words) <= MAX_SYMBOLS and texts > 10 * len(words)
-
-
-def _describe_kind(kind: str, symbols: set[str]) -> str:
-    count = f"{len(symbols)} different symbols" if len(symbols) > 1 else "one symbol"
-    return f"sequences of {count}" if kind == "word" else "single words"
-
-
-class CorpusStatistics(NamedTuple):
-    pairs: int
-    source: SideStatistics
-    target: SideStatistics
-    copies: int = 0
-    """pairs whose target equals the source"""
-
-    @property
-    def alphabet(self) -> set[str]:
-        """The distinct characters of both sides."""
-        return self.source.alphabet | self.target.alphabet
-
-    @property
-    def symbols(self) -> set[str]:
-        """The distinct words of both sides."""
-        return self.source.symbols | self.target.symbols
-
-    @property
-    def tokenizer_kinds(self) -> tuple[str, str] | None:
-        """The tokenizer kinds of source and target; None, for subwords on both sides, if one side is sentences."""
-        kind, target_kind = self.source.tokenizer_kind, self.target.tokenizer_kind
-        if kind is None or target_kind is None:
-            return None
-        # Toy sentences also have few words on each side: both sides together must have few.
-        if kind == target_kind == "word" and not is_symbol_set(self.symbols, self.pairs):
-            return None
-        return kind, target_kind
-
-    @property
-    def summary_ratio(self) -> float:
-        """How many times as long as the targets the sources are, if these are summaries; otherwise 0."""
-        ratio = self.source.width / max(1, self.target.width)
-        return ratio if ratio >= SUMMARY_RATIO and self.tokenizer_kinds is None else 0.0
-
-    @property
-    def tokenizer_reason(self) -> str:
-        """Why ``tokenizer_kinds`` were chosen."""
-        assert self.tokenizer_kinds is not None
-        kind, target_kind = self.tokenizer_kinds
-        if kind == target_kind:
-            return f"both sides are {_describe_kind(kind, self.symbols)}"
-        source = _describe_kind(kind, self.source.symbols)
-        target = _describe_kind(target_kind, self.target.symbols)
-        return f"sources are {source} and targets are {target}"
-
-    @property
-    def symbol_vocab_size(self) -> int:
-        """Enough for a small set of symbols, or for every character and the 256 bytes for unknown characters."""
-        return 1_000 * math.ceil((len(self.alphabet) + 300) / 1_000)
-
-    def vocab_size(self, rule: VocabularyRule) -> int:
-        """A vocabulary size that leaves entries for subwords besides one for each character, also in Chinese."""
-        alphabet = len(self.alphabet)
-        if alphabet <= rule.vocab_size / 4:
-            return rule.vocab_size
-        return 1_000 * math.ceil((alphabet + rule.vocab_size) / 1_000)
-
-    def tokens_per_target(self, rule: VocabularyRule, tokenizer: TokenizerConfig) -> float:
-        """Estimated mean number of tokens of a target, EOS included."""
-        return self.target.tokens(rule, tokenizer.of_target.kind) / max(1, self.pairs) + 1
-
-    def source_ratio(self, rule: VocabularyRule, recipe: Recipe) -> float:
-        """Estimated source tokens for each target token; 1 unless the targets are summaries."""
-        if not self.summary_ratio:
-            return 1.0
-        kind, target_kind = recipe.tokenizer.kind, recipe.tokenizer.of_target.kind
-        source = self.source.tokens(rule, kind) / max(1, self.source.texts) + 1
-        target = self.target.tokens(rule, target_kind) / max(1, self.target.texts) + 1
-        return max(1.0, min(source, recipe.data.clean.max_tokens) / target)
-
-
-def collect_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
-    """Count the pairs and what their texts consist of."""
-    count, copies, source, target = 0, 0, SideStatistics(), SideStatistics()
-    for pair in pairs:
-        count += 1
-        copies += pair.source == pair.target
-        source.add(normalize("NFC", pair.source))
-        target.add(normalize("NFC", pair.target))
-    return CorpusStatistics(count, source, target, copies)

@@ -39,12 +39,8 @@ from regard.recipe import TokenizerConfig, make_recipe
 from regard.storage.atomic_files import write_atomic, write_text
 from regard.storage.resumable_output import WHOLE, ResumableOutput, ResumableRecords, Shard
 from regard.tasks import TASKS, Translator
-from regard.training.autoconfig import (
-    MIN_PAIRS,
-    VOCABULARY_RULES,
-    CorpusStatistics,
-    collect_statistics,
-)
+from regard.training.autoconfig import MIN_PAIRS, VOCABULARY_RULES
+from regard.training.corpus_statistics import CorpusStatistics, collect_statistics
 from regard.training.progress import ProgressLine
 from regard.training.run import train
 
@@ -172,8 +168,8 @@ def _recipe_sections(
             f"too few pairs to train on: {corpus.pairs}; at least {MIN_PAIRS} are needed, preferably thousands"
         )
     vocabulary = next(rule for rule in VOCABULARY_RULES if corpus.pairs <= rule.max_pairs)
-    tokenizer = TokenizerConfig(kind="unigram", vocab_size=corpus.vocab_size(vocabulary))
-    tokens = corpus.pairs * corpus.tokens_per_target(vocabulary, tokenizer)
+    tokenizer = TokenizerConfig(kind="unigram", vocab_size=corpus.vocab_size(vocabulary.vocab_size))
+    tokens = corpus.pairs * corpus.tokens_per_target(vocabulary.characters_per_token, tokenizer)
     steps = max(MIN_STEPS, round(epochs * tokens / vocabulary.tokens_per_batch))
     return {
         "data": {"train": {"pairs": "pairs.jsonl", "columns": columns}, "hold_out": 0.05},

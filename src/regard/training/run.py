@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -176,15 +176,12 @@ def _train(
             f"The machines do not share {run}: each of the {mirror.machines} keeps a copy of the run"
         )
 
-    def prepare_run() -> None:
+    def open_and_score() -> None:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
         score_before_fine_tuning(run, recipe, reporter, deadline)
 
-    group.on_main(prepare_run)
-    if mirror is not None:
-        mirror.update()
-    group.check_shared_file(run.metadata_file)
+    _on_main(open_and_score, run, group, mirror)
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group, mirror)
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
@@ -225,6 +222,16 @@ def _train(
         trainer.evaluation.assist()
     if mirror is not None:
         mirror.update()
+
+
+def _on_main(
+    write: Callable[[], None], run: RunDir, group: ProcessGroup, mirror: RunMirror | None
+) -> None:
+    """Let the main process write the prepared data, which the others then read."""
+    group.on_main(write)
+    if mirror is not None:
+        mirror.update()
+    group.check_shared_file(run.metadata_file)
 
 
 def _time_limit_of_resumed_run(run: RunDir, steps: int) -> str:
@@ -308,7 +315,10 @@ def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) 
 def _replace_trainer(
     trainer: Trainer, recipe: Recipe, reporter: ProgressReporter, tokens_per_second: float
 ) -> Trainer:
-    """A trainer for another model, loss or batch size on the same prepared data. The old one is released."""
+    """A trainer for another model, loss or batch size. The old one is released.
+
+    The data are prepared again if the new recipe uses the pairs in another way.
+    """
     changed = f"batches of {recipe.batch_tokens:,} tokens"
     if describe_model(recipe) != describe_model(trainer.recipe):
         changed = f"{describe_model(recipe)}, {changed}"
@@ -318,7 +328,11 @@ def _replace_trainer(
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
     run, prepared, group, mirror = trainer.run, trainer.prepared, trainer.group, trainer.mirror
+    before = trainer.recipe
     trainer.release()  # its memory is not to be counted
+    if recipe.data != before.data or recipe.training.copies != before.training.copies:
+        _on_main(lambda: prepare(run, recipe, reporter), run, group, mirror)
+        prepared = open_prepared(run, recipe)
     trainer = Trainer(run, recipe, prepared, group, mirror)
     if recipe.training.tokens_per_batch == "auto":
         trainer.choose_micro_batches(reporter)

@@ -24,6 +24,7 @@ from regard.training.autoconfig import (
     _alternatives,
     autoconfigure,
 )
+from regard.training.corpus_statistics import MAX_SYMBOLS, CorpusStatistics, SideStatistics
 from regard.training.cost_model import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
@@ -60,32 +61,10 @@ def sounds(count: int) -> list[str]:
     ]
 
 
-def statistics(pairs: int, characters: float) -> module.CorpusStatistics:
-    many = {f"word{number}" for number in range(module.MAX_SYMBOLS + 1)}
-    side = module.SideStatistics(texts=pairs, characters=round(pairs * characters), symbols=many)
-    return module.CorpusStatistics(pairs, side, side)
-
-
-def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
-    side = module.SideStatistics()
-    for text in ("犬猫a", "dog", " "):
-        side.add(text)
-    assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
-    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[1]
-    characters = TokenizerConfig(kind="char", vocab_size=1000)
-    assert corpus.tokens_per_target(rule, characters) == (4 + 2 + 2) / 2 + 1
-    subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
-    expected = (4 / rule.characters_per_token + 2 / 1.3) / 2 + 1
-    assert corpus.tokens_per_target(rule, subwords) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("letter", "longest"), [("a", 20), ("犬", 6)])
-def test_single_words_are_spelled_unless_they_are_long(letter: str, longest: int) -> None:
-    for length, kind in ((longest, "char"), (longest + 1, None)):
-        side = module.SideStatistics()
-        for number in range(30):
-            side.add(letter * (length - 1) + chr(ord(letter) + number % 20))
-        assert side.tokenizer_kind == kind
+def statistics(pairs: int, characters: float) -> CorpusStatistics:
+    many = {f"word{number}" for number in range(MAX_SYMBOLS + 1)}
+    side = SideStatistics(texts=pairs, characters=round(pairs * characters), symbols=many)
+    return CorpusStatistics(pairs, side, side)
 
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -136,10 +115,12 @@ def test_more_time_gives_a_larger_model_with_more_regularization(
 ) -> None:
     root = corpus_of(5_000, 16 * 4.2)
     short, _ = configure(root, minutes=15)
-    hour, _ = configure(root, minutes=90)
+    hour, _ = configure(root, minutes=150)
     gpu, _ = configure(root, minutes=5, speed=GPU)
     assert [recipe.model.d_model for recipe in (short, hour, gpu)] == [128, 192, 512]
-    assert [recipe.training.rdrop for recipe in (short, hour, gpu)] == [0.0, 2.0, 2.0]
+    assert [recipe.training.rdrop for recipe in (short, hour, gpu)] == [0.0, 2.0, 5.0]
+    assert [recipe.data.bidirectional for recipe in (short, hour, gpu)] == [False, True, True]
+    assert gpu.training.subword_sampling == 0.3
     assert [recipe.model.dropout for recipe in (short, hour, gpu)] == [0.1, 0.2, 0.3]
     assert [recipe.training.batching for recipe in (short, hour, gpu)] == ["padded"] * 2 + [
         "packed"
@@ -248,7 +229,7 @@ def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
     assert trained == pytest.approx(seconds * CPU.reference, rel=0.05)
     recipe, _ = configure(corpus_of(1_000, 19 * 3.95), minutes=60, speed=GPU)
     epochs = recipe.training.steps * recipe.batch_tokens / (1_000 * 20)
-    assert epochs == pytest.approx(250, rel=0.05)
+    assert epochs == pytest.approx(500, rel=0.05)
 
 
 def refitted(
@@ -334,7 +315,7 @@ def test_without_a_time_one_is_chosen_for_the_device(
     }
     assert times[3_000_000, "cpu"] == 60
     assert times[30_000, "cpu"] == 30
-    assert times[1_000, "cuda"] == 1
+    assert times[1_000, "cuda"] == 2
     assert times[30_000, "cuda"] == 10
     assert times[3_000_000, "cuda"] == 20
 
@@ -363,11 +344,11 @@ def test_the_nearest_better_model_is_suggested(corpus_of: Callable[[int, float],
     chosen = autoconfigure(TEXTS, corpus_of(400, 16 * 3.95), minutes=0.5, speed=CPU)
     assert chosen.choice.rule.name == "tiny"
     assert chosen.choice.next_rule is not None
-    assert chosen.choice.next_rule.name == "medium"
+    assert chosen.choice.next_rule.name == "tiny, many epochs"
     suggested = chosen.choice.minutes_for(chosen.choice.next_rule)
     root, enough = str(chosen.recipe.data.root), math.ceil(suggested)
     longer = autoconfigure(TEXTS, root, minutes=enough, speed=CPU)
-    assert longer.choice.rule.name == "medium"
+    assert longer.choice.rule.name == "tiny, many epochs"
 
 
 def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
@@ -561,20 +542,64 @@ def test_a_model_that_is_kept_has_the_time_that_is_left(
     assert kept.choice.minutes == pytest.approx((900 + 15) / 0.9 / 60)
 
 
-def test_on_several_cores_small_models_are_trained_in_several_processes(
+@pytest.mark.parametrize(
+    ("pairs", "minutes", "speed", "expected"),
+    [
+        (5_000, 5, GPU, (True, 0.3)),
+        (5_000, 1.5, GPU, (True, 0.0)),
+        (5_000, 0.9, GPU, (False, 0.0)),  # too few epochs: a direction would get half of them
+        (20_000, 5, GPU, (False, 0.0)),  # too many pairs
+        (2_000, 30, CPU, (True, 0.0)),
+        (2_000, 10, CPU, (False, 0.0)),
+    ],
+)
+def test_few_pairs_are_used_in_both_directions_if_there_is_time_for_many_epochs(
+    corpus_of: Callable[[int, float], str],
+    pairs: int,
+    minutes: float,
+    speed: DeviceSpeed,
+    expected: tuple[bool, float],
+) -> None:
+    recipe, reasons = configure(corpus_of(pairs, 120.0), minutes=minutes, speed=speed)
+    assert (recipe.data.bidirectional, recipe.training.subword_sampling) == expected
+    assert any("in both directions" in reason for reason in reasons) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["tokenizer.shared=false", "model.tie_embeddings=false"], (False, 0.0)),
+        (["data.train.to=[de]"], (False, 0.0)),
+        (["data.context=1"], (False, 0.0)),
+        (["data.bidirectional=false"], (False, 0.0)),
+        (["data.bidirectional=true"], (True, 0.0)),
+        (["tokenizer.kind=bpe"], (True, 0.0)),  # as BPE-dropout, 0.3 is too much
+        (["training.subword_sampling=0"], (True, 0.0)),
+        (["training.subword_sampling=0.1"], (True, 0.1)),
+    ],
+)
+def test_pairs_are_used_as_the_user_says(
+    corpus_of: Callable[[int, float], str], overrides: list[str], expected: tuple[bool, float]
+) -> None:
+    recipe, _ = configure(corpus_of(5_000, 80.0), overrides, 10, GPU)
+    assert (recipe.data.bidirectional, recipe.training.subword_sampling) == expected
+
+
+@pytest.mark.parametrize("damaged", ["this is sentense number {}", "dies ist der Satz Numer {}"])
+def test_text_repair_is_not_trained_in_both_directions(tmp_path: Path, damaged: str) -> None:
+    """The model could not tell from a text which direction is meant."""
+    lines = [f"{damaged.format(n)}\tdies ist der Satz Nummer {n}" for n in range(1_000)]
+    recipe, _ = configure(write(tmp_path, lines), minutes=5, speed=GPU)
+    assert recipe.data.bidirectional == damaged.startswith("this")
+
+
+def test_the_use_of_the_pairs_is_chosen_again_for_the_measured_speed(
     corpus_of: Callable[[int, float], str],
 ) -> None:
-    def tips(spare_cores: int, minutes: float) -> list[str]:
-        speed = DeviceSpeed("cpu", 3_900.0, spare_cores=spare_cores)
-        reasons = configure(corpus_of(3_000, 80.0), minutes=minutes, speed=speed)[1]
-        return [reason for reason in reasons if reason.startswith("tip")]
-
-    assert tips(0, 10) == []
-    assert tips(3, 10) == []  # one process computes as many packed rows at the same time
-    ending = "a model of this size trains faster on"
-    assert tips(4, 10) == [f"tip: with --processes 5, {ending} 5 cores"]
-    assert tips(15, 10) == [f"tip: with --processes 8, {ending} 16 cores"]
-    assert tips(15, 10_000) == []  # a larger model
+    root = corpus_of(5_000, 120.0)
+    for factor, expected in ((1.0, (True, 0.3)), (0.1, (True, 0.0)), (0.04, (False, 0.0))):
+        recipe = refitted(root, factor, 5, GPU)[1]
+        assert (recipe.data.bidirectional, recipe.training.subword_sampling) == expected
 
 
 def test_summaries_are_kept_whatever_their_length(tmp_path: Path) -> None:

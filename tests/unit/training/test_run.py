@@ -74,11 +74,19 @@ def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
 
 
 def choose_again(
-    folder: Path, patch: pytest.MonkeyPatch, overrides: list[str], section: str, **changes: object
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    overrides: list[str],
+    section: str,
+    target: Callable[[str], str] = str,
+    **changes: object,
 ) -> Trainer:
-    """Start a training whose recipe is chosen again with these changes; returns the trainer that would train."""
+    """Start a training whose recipe is chosen again with these changes; returns the trainer that would train.
+
+    target: the target of a source.
+    """
     lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
-    (folder / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    (folder / "x.tsv").write_text("".join(f"{line}\t{target(line)}\n" for line in lines))
     small = ["training.device=cpu", "model.d_ff=16", "model.d_model=16", "model.heads=2"]
     speed = DeviceSpeed("cpu", 1e6)
     chosen = autoconfigure(FILES, str(folder), small + overrides, minutes=1, speed=speed)
@@ -114,6 +122,16 @@ def test_a_new_choice_trains_as_its_recipe_says(
     assert trainer.loss_fn.settings.rdrop == training.rdrop
     assert isinstance(trainer.optimizer, Muon) == (training.optimizer == "muon")
     assert ("chosen for this speed" in capsys.readouterr().err) == ("steps" not in changes)
+
+
+def test_data_are_prepared_again_if_a_new_choice_uses_them_in_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources and targets differ only in case, so that they are not swapped at first."""
+    trainer = choose_again(tmp_path, monkeypatch, [], "data", str.upper, bidirectional=True)
+    pairs = (tmp_path / "x.tsv").read_text().count("\n")
+    assert len(trainer.prepared.train) == 2 * (pairs - len(trainer.prepared.valid))
+    assert RunDir(tmp_path / "again").recipe().data.bidirectional
 
 
 def test_a_new_choice_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
