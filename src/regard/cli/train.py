@@ -84,8 +84,8 @@ def train(
         typer.Option(
             metavar="N",
             min=1,
-            help="Train in N processes on this machine and divide each batch among them: one process per GPU, or, on "
-            "a CPU, one per core or group of cores (default: one process).",
+            help="Train in N processes on this machine and divide each batch among them: one process per GPU. "
+            "On a CPU, one process uses all cores, and is usually faster than several (default: one process).",
         ),
     ] = None,
     columns: Columns = None,

@@ -57,13 +57,19 @@ class Plan:
     requested_seconds: float
     """the steps of the recipe, and the time they would take"""
 
-    def describe(self, pairs: int) -> str:
-        """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, ending at about 18:42”."""
+    def describe(self, rows: int) -> str:
+        """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, ending at about 18:42”.
+
+        rows: training pairs, counted twice with ``data.bidirectional``.
+        """
         training, model = self.recipe.training, self.recipe.model
         end = datetime.now() + timedelta(seconds=self.seconds)
         steps = f"{training.steps:,} step{'s' * (training.steps != 1)}"
+        pairs = f"{rows:,} pairs"
+        if self.recipe.data.bidirectional:
+            pairs = f"{rows // 2:,} pairs in both directions"
         return (
-            f"{pairs:,} pairs, {self.tokens_per_second:,.0f} tokens/s: {steps} of {model.preset} "
+            f"{pairs}, {self.tokens_per_second:,.0f} tokens/s: {steps} of {model.preset} "
             f"in {duration(self.seconds)}, ending at about {end:%H:%M}"
         )
 

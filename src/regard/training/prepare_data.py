@@ -193,7 +193,8 @@ def _write_train(
     train = merged.counts[TRAIN]
     for line in merged.skipped:
         reporter.message(line)
-    reporter.message(f"Training pairs: {train.summary}")
+    directions = ", in both directions" * recipe.data.bidirectional
+    reporter.message(f"Training pairs{directions}: {train.summary}")
     if train.kept and (dropped := train.too_long + train.ratio) > train.read / 2:
         how = "" if recipe.has_labels else " and data.clean.max_ratio, or set data.clean.truncate"
         reporter.message(

@@ -133,7 +133,10 @@ class TrainStep:
 # Data parallelism in the threads of one process
 
 MAX_WORKERS = 4
-"""Threads that compute micro-batches: Python's lock limits how many small operators run at the same time."""
+"""Threads that compute micro-batches: Python's lock limits how many small operators run at the same time.
+
+On 16 Intel cores, in tokens/s of tiny and base: 44,406 and 7,737 with 4 threads, 33,913 and 7,584 with 8, 16,363 and
+6,746 with 16."""
 MIN_ROW_TOKENS = 256
 """Smaller packed rows take longer in total than they gain by running at the same time."""
 
