@@ -14,7 +14,7 @@ import pytest
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
+from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.recipe.registry import LOCATIONS, find_registry
 from regard.training import autoconfig as module
 from regard.training.autoconfig import (

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -113,7 +114,7 @@ def test_a_new_choice_trains_as_its_recipe_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    changes: dict[str, object],
+    changes: dict[str, Any],
 ) -> None:
     """Also if network and batches are the same. If only the plan changes, the trainer need not be replaced."""
     trainer = choose_again(tmp_path, monkeypatch, [], "training", **changes)
