@@ -120,7 +120,9 @@ def test_more_time_gives_a_larger_model_with_more_regularization(
     assert [recipe.model.d_model for recipe in (short, hour, gpu)] == [128, 192, 512]
     assert [recipe.training.rdrop for recipe in (short, hour, gpu)] == [0.0, 2.0, 5.0]
     assert [recipe.data.bidirectional for recipe in (short, hour, gpu)] == [False, True, True]
-    assert gpu.training.subword_sampling == 0.3
+    assert (gpu.training.subword_sampling, gpu.training.subword_copies) == (0.3, 16)
+    larger, _ = configure(corpus_of(16_000, 16 * 4.2), minutes=20, speed=GPU)
+    assert (larger.training.subword_sampling, larger.training.subword_copies) == (0.3, 5)
     assert [recipe.model.dropout for recipe in (short, hour, gpu)] == [0.1, 0.2, 0.3]
     assert [recipe.training.batching for recipe in (short, hour, gpu)] == ["padded"] * 2 + [
         "packed"
@@ -181,7 +183,7 @@ def test_the_sizes_of_a_rule_fit_what_the_user_sets(
     corpus_of: Callable[[int, float], str], change: str, sizes: tuple[int, int, int]
 ) -> None:
     """The rule has 6 heads and a feed-forward layer: 256 is not divisible by 6, and an LSTM has no such layer."""
-    model = configure(corpus_of(5_000, 16 * 4.2), [change], minutes=90)[0].model
+    model = configure(corpus_of(5_000, 16 * 4.2), [change], minutes=150)[0].model
     assert (model.d_model, model.heads, model.d_ff) == sizes
 
 
