@@ -466,7 +466,10 @@ def test_training_says_how_good_the_model_is_or_why_that_is_not_known(
 
 def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen["tabs"]
-    assert re.search(r"Plan: 1\d\d pairs, [\d,]+ tokens/s: [\d,]+ steps of \w+ in", done.stderr)
+    assert re.search(
+        r"Plan: 1\d\d pairs( in both directions)?, [\d,]+ tokens/s: [\d,]+ steps of \w+ in",
+        done.stderr,
+    )
     assert "the recipe's 100,000 steps would take" in done.stderr
     events = [json.loads(line) for line in (runs / "tabs" / "log.jsonl").read_text().splitlines()]
     # By its own log: the time that Python needs to start does not count.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from regard.cli.evaluate import _test_pairs
+from regard.cli.evaluate import _check_direction, _test_pairs
 from regard.storage.run_dir import RunDir
 from regard.training import autoconfig, planner
 from regard.training.cost_model import DeviceSpeed
@@ -97,7 +97,7 @@ def write_two_files(folder: Path) -> str:
 def test_files_are_understood_and_trained_on(
     write_files: Callable[[Path], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = write_files(tmp_path).split()
+    arguments = [*write_files(tmp_path).split(), "--set", "data.bidirectional=false"]
     done = succeeds_inside("train", *arguments, *SHORT, "--out", "run", cwd=tmp_path)
     assert "  120 pairs, en to de; the first:\n" in done.stderr
     source, target = PAIRS[0]
@@ -123,14 +123,19 @@ def test_files_are_understood_and_trained_on(
         options = ("--source", files[0], "--reference", files[1])
         done = succeeds_inside("evaluate", "run", *options, cwd=tmp_path)
         assert (hint in done.stderr) is is_swapped
-    # A model of both directions can be scored on either.
+    # A model of both directions can be scored in either.
     one_direction = RunDir(tmp_path / "run").recipe()
     data = one_direction.data.model_copy(update={"bidirectional": True})
     model = SimpleNamespace(recipe=one_direction.model_copy(update={"data": data}))
     names = {"source": "test.de", "target": "test.en"}
     swapped_files = {side: str(tmp_path / name) for side, name in names.items()}
     _test_pairs(cast(Any, model), swapped_files, None)
-    assert hint not in capsys.readouterr().err
+    note = "these pairs are de to en; the model is trained in both directions"
+    messages = capsys.readouterr().err
+    assert hint not in messages
+    assert note in messages
+    _check_direction(cast(Any, model), ("de", "en"))
+    assert note in capsys.readouterr().err
 
 
 def test_pairs_that_validation_had_no_time_for_are_scored_after_training(

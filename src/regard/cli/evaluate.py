@@ -216,18 +216,31 @@ def _check_direction(model: Model, columns: tuple[str, str] | None) -> None:
     from regard.data.language_identification import language_code
 
     data = model.recipe.data
-    if columns is None or not _has_one_direction(data):
+    if columns is None or not _is_opposite(data, tuple(map(language_code, columns))):
+        return
+    if data.bidirectional:
+        _note_direction(data)
         return
     source, target = data.language_pair
-    if tuple(map(language_code, columns)) == (target, source):
-        raise RegardError(
-            f"--columns {','.join(columns)}: wrong order; the model translates {source} to {target}"
-        )
+    raise RegardError(
+        f"--columns {','.join(columns)}: wrong order; the model translates {source} to {target}"
+    )
 
 
-def _has_one_direction(data: DataConfig) -> bool:
-    """Whether the model translates from one known language to another one."""
-    return data.named and not data.targets and not data.bidirectional
+def _is_opposite(data: DataConfig, named: tuple[str | None, ...]) -> bool:
+    """Whether two languages are target and source of a model that translates from one known language to another."""
+    one_way = data.named and not data.targets
+    return one_way and named == data.language_pair[::-1] != data.language_pair
+
+
+def _note_direction(data: DataConfig) -> None:
+    """Say that a model of both directions is scored in the one in which it was not validated."""
+    source, target = data.language_pair
+    typer.echo(
+        f"note: these pairs are {target} to {source}; the model is trained in both directions, and was validated from "
+        f"{source} to {target}",
+        err=True,
+    )
 
 
 def _test_pairs(
@@ -270,7 +283,10 @@ def _test_pairs(
     language_pair = languages or data.languages
     test_data = DataConfig(root=".", train=test, languages=language_pair, context=data.context)
     named = DataConfig(root=".", train=test).language_pair
-    if _has_one_direction(data) and named == data.language_pair[::-1] != data.language_pair:
+    is_opposite = _is_opposite(data, named)
+    if is_opposite and data.bidirectional:
+        _note_direction(data)
+    elif is_opposite:
         typer.echo(
             f"warning: the names of the files say {named[0]} to {named[1]}, but the model translates "
             f"{named[1]} to {named[0]}; are --source and --reference swapped?",
