@@ -115,8 +115,12 @@ class ModelRule:
     @property
     def training(self) -> tuple[Any, ...]:
         """The model and how it is trained, without when the rule is used."""
-        data = self.bidirectional, self.subword_sampling
-        return self.model, self.dropout, self.rdrop, self.rates, *data
+        return self.dropout, self.rates, *self.methods
+
+    @property
+    def methods(self) -> tuple[Any, ...]:
+        """The model and what is used besides dropout, as users are told."""
+        return self.model, self.rdrop, self.bidirectional, self.subword_sampling
 
 
 _BASE, _SMALL, _TINY = ({"preset": name} for name in ("base", "small", "tiny"))
@@ -279,7 +283,7 @@ def choose(
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
-            better = [one for one in too_slow if not one.has_same_training(rule)]
+            better = [one for one in too_slow if one.methods != rule.methods]
             return replace(choice, next_rule=min(better, key=choice.minutes_for, default=None))
         too_slow.append(rule)
     raise AssertionError("the last rule has no conditions")
