@@ -467,7 +467,7 @@ def test_training_says_how_good_the_model_is_or_why_that_is_not_known(
 def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen["tabs"]
     assert re.search(
-        r"Plan: 1\d\d pairs( in both directions)?, [\d,]+ tokens/s: [\d,]+ steps of \w+ in",
+        r"Plan: 1\d\d pairs( \(both directions\))?, [\d,]+ tokens/s: [\d,]+ steps of \w+ in",
         done.stderr,
     )
     assert "the recipe's 100,000 steps would take" in done.stderr

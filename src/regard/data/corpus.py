@@ -77,7 +77,8 @@ def train_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pa
 def select_train_pairs(pairs: Iterator[Pair], data: DataConfig) -> Iterator[Pair]:
     """The training pairs among pairs of ``data.train``."""
     pairs = _without_held_out(pairs, data)
-    return _both_directions(pairs) if data.bidirectional else pairs
+    # The target of a pair can be the source of another one, which is held out.
+    return _without_held_out(_both_directions(pairs), data) if data.bidirectional else pairs
 
 
 def one_direction_pairs(data: DataConfig) -> Iterator[Pair]:

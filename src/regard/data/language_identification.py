@@ -70,6 +70,11 @@ def language_code(text: str) -> str | None:
     return text if match and match[1].lower() in KNOWN_CODES else None
 
 
+def primary_subtag(code: str) -> str:
+    """The language of a code without script and region: ``zh`` for ``zh-Hant``."""
+    return normalized_code(code).partition("-")[0]
+
+
 def normalized_code(code: str) -> str:
     """A code as it is compared: lower case, with hyphens."""
     return code.strip().casefold().replace("_", "-")

@@ -28,7 +28,7 @@ MAX_SAMPLES_PER_WORD = 512
 """After this many samples of a word, one of them is reused: each is as likely as a new one."""
 MAX_CACHED_WORDS = 2**16
 """Words whose samples are cached. In scripts without spaces a sentence is one word, so the cache needs a limit."""
-MAX_CACHED_LATTICES = 2**14
+MAX_CACHED_LATTICES = 2**15
 MAX_CACHED_LATTICE_LENGTH = 24
 """Characters of a word whose lattice is cached. A longer one is probably a sentence, which rarely repeats."""
 UNKNOWN_PENALTY = 10.0
@@ -148,9 +148,9 @@ SUBWORD_SAMPLERS: dict[str, type[SubwordSampler]] = {"bpe": BpeDropout, "unigram
 class SamplingVocabulary(Vocabulary):
     """A vocabulary that segments texts at random. The samples depend on the seed and on all texts encoded before."""
 
-    def __init__(self, base: Vocabulary, kind: str, alpha: float, seed: Sequence[int]) -> None:
+    def __init__(self, base: Vocabulary, sampler: SubwordSampler, seed: Sequence[int]) -> None:
         super().__init__(base.model, base.normalization)
-        self._sampler = SUBWORD_SAMPLERS[kind](base, alpha)
+        self._sampler = sampler
         self._rng = Random(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
         self._samples: OrderedDict[str, list[WordIds]] = OrderedDict()
         """the samples of each word; least recently used words first"""
@@ -170,6 +170,21 @@ class SamplingVocabulary(Vocabulary):
         return samples[int(self._rng.random() * MAX_SAMPLES_PER_WORD)]
 
 
+Samplers = tuple[SubwordSampler, SubwordSampler]
+"""for sources and for targets"""
+
+
+def subword_samplers(tokenizer: Tokenizer, kind: str, alpha: float) -> Samplers:
+    """The samplers of a tokenizer. One is used for both sides if they share a vocabulary, so that it caches more.
+
+    kind: the kind of the tokenizer, bpe or unigram.
+    """
+    source, target = tokenizer.source, tokenizer.target
+    sampler = SUBWORD_SAMPLERS[kind](source, alpha)
+    shared = source.model == target.model and source.normalization == target.normalization
+    return sampler, sampler if shared else SUBWORD_SAMPLERS[kind](target, alpha)
+
+
 @dataclass(frozen=True)
 class SamplingTokenizer(Tokenizer):
     """A tokenizer that segments texts at random; labels are not affected."""
@@ -178,11 +193,11 @@ class SamplingTokenizer(Tokenizer):
 
     @classmethod
     def wrap(
-        cls, base: Tokenizer, kind: str, alpha: float, seed: Sequence[int], labels: bool = False
+        cls, base: Tokenizer, samplers: Samplers, seed: Sequence[int], labels: bool = False
     ) -> SamplingTokenizer:
-        """``kind``: the kind of the tokenizer, bpe or unigram. ``labels``: the targets are labels."""
-        source = SamplingVocabulary(base.source, kind, alpha, [*seed, 0])
-        target = base.target if labels else SamplingVocabulary(base.target, kind, alpha, [*seed, 1])
+        """``labels``: the targets are labels."""
+        source = SamplingVocabulary(base.source, samplers[0], [*seed, 0])
+        target = base.target if labels else SamplingVocabulary(base.target, samplers[1], [*seed, 1])
         return cls(source, target, base)
 
     @property

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from regard.data.corpus import read_pairs
+from regard.data.language_identification import primary_subtag
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.inference.device import choose_device
@@ -161,8 +162,8 @@ MODEL_RULES = (
     _wide(device="cuda", min_epochs=60, min_pairs=2e4, max_pairs=5e5),
     _base(min_epochs=1, max_epochs=50, min_tokens=5e7, min_pairs=5e5),
     _medium_both(device="cpu", min_epochs=80, min_tokens=4e6, max_pairs=2e4),
-    _tiny_both(device="cpu", min_epochs=80, max_epochs=300, max_pairs=2e4),
     _medium(device="cpu", min_epochs=40, min_tokens=4e6, max_pairs=1e5),
+    _tiny_both(device="cpu", min_epochs=80, max_epochs=300, max_pairs=2e4),
     _wide_dropout(min_epochs=35, max_epochs=100, min_tokens=1.5e7),
     _wide_short(min_epochs=8, max_epochs=40, min_tokens=2.5e7),
     _wide_short(device="cuda", min_epochs=2, max_epochs=40, min_tokens=3e6),
@@ -293,12 +294,13 @@ def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: Dev
     """The default time limit: what the first affordable rule needs for a full training, rounded up."""
     longest = DEFAULT_MINUTES[speed.device]
     for rule in rules:
-        epochs = min(rule.max_epochs, max(10.0, 2 * rule.min_epochs))
-        tokens = max(rule.min_tokens, epochs * epoch_tokens)
-        minutes = total_minutes(
-            tokens / speed.tokens_per_second(rule.cost.on(speed.device)), speed.device
+        rate = speed.tokens_per_second(rule.cost.on(speed.device))
+        least, usual = (
+            total_minutes(max(rule.min_tokens, epochs * epoch_tokens) / rate, speed.device)
+            for epochs in (rule.min_epochs, min(rule.max_epochs, max(10.0, 2 * rule.min_epochs)))
         )
-        if minutes <= longest:
+        if least <= longest:
+            minutes = min(longest, usual)
             steps = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60)
             return float(next(step for step in steps if step >= minutes))
     return longest
@@ -412,18 +414,24 @@ def _supports(corpus: CorpusStatistics, given: Recipe, overrides: Sequence[str])
 
     given: the recipe without the model.
     """
-    data = given.data
+    if _number_setting(overrides, "training.steps"):  # these may be too few
+        return Supports(False, False)
+    data, (source, target) = given.data, given.data.language_pair
     is_translation = not (corpus.is_one_language or corpus.summary_ratio or corpus.tokenizer_kinds)
+    if data.named:
+        is_translation &= primary_subtag(source) != primary_subtag(target)
     tagged = data.train.to or data.train.tag or data.context or given.model.position == "tree"
     own = _setting(overrides, "data.bidirectional") is not None
-    swaps = is_translation and given.tokenizer.shared and not tagged and not own
+    taught = given.training.teacher is not None  # by a model that may know one direction
+    swaps = is_translation and given.tokenizer.shared and not (tagged or own or taught)
     samples = given.tokenizer.kind == "unigram" and not given.tokenizer.target_kind
     return Supports(swaps, samples and _setting(overrides, "training.subword_sampling") is None)
 
 
 def _without_shape(values: dict[str, Any], overrides: Sequence[str]) -> Recipe:
-    """The recipe before a model is chosen; the user's number of key-value heads may not fit its preset."""
-    others = [one for one in overrides if one.partition("=")[0].strip() != KEY_VALUE_HEADS]
+    """The recipe before a model is chosen, without settings that may not fit before the rest is chosen."""
+    later = KEY_VALUE_HEADS, "training.subword_copies"
+    others = [one for one in overrides if one.partition("=")[0].strip() not in later]
     return make_recipe(values, "the automatic recipe", others)
 
 
@@ -633,6 +641,7 @@ def _reasons(
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens per target; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
+        + " of both" * recipe.data.bidirectional
         + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
@@ -651,7 +660,7 @@ def _directions(recipe: Recipe) -> list[str]:
     if not recipe.data.bidirectional:
         return []
     return [
-        "pairs: each is used in both directions, because models of few pairs become better so (data.bidirectional); "
+        "pairs: each is used in both directions, which makes models of small corpora better (data.bidirectional); "
         "validation is from source to target"
     ]
 

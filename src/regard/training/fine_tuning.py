@@ -20,8 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.data.corpus import fingerprint, is_held_out, read_pairs, train_pairs
-from regard.data.language_identification import KNOWN_CODES, normalized_code
+from regard.data.corpus import (
+    fingerprint,
+    is_held_out,
+    one_direction_pairs,
+    read_pairs,
+    train_pairs,
+)
+from regard.data.language_identification import KNOWN_CODES, normalized_code, primary_subtag
 from regard.data.pairs import Pair, TaggedPair
 from regard.data.special_tokens import UNK
 from regard.data.tokenizer import (
@@ -266,7 +272,7 @@ def _add_target_language(
 
 def _differ(code: str, other: str) -> bool:
     """Whether two codes name different languages; ``eng`` may be ``en``, and a group such as ``mul`` may be any."""
-    one, two = (normalized_code(text).split("-")[0] for text in (code, other))
+    one, two = (primary_subtag(text) for text in (code, other))
     return one != two and len(one) == len(two) and {one, two} <= KNOWN_CODES
 
 
@@ -613,7 +619,8 @@ def old_train_pairs(recipe: Recipe) -> Iterator[Pair]:
     these are included.
     """
     _, theirs = initial_run(recipe)
-    pairs = train_pairs(theirs.data)
+    # A tag says the target language of the run, which swapped pairs do not have.
+    pairs = (one_direction_pairs if _adds_tags(theirs, recipe) else train_pairs)(theirs.data)
     if theirs.training.mix:
         pairs = chain(pairs, old_train_pairs(theirs))
     for pair in with_target_language(pairs, theirs, recipe):
@@ -654,7 +661,12 @@ def initial_run(recipe: Recipe) -> tuple[RunDir, Recipe]:
 
 def with_target_language(pairs: Iterable[Pair], theirs: Recipe, recipe: Recipe) -> Iterable[Pair]:
     """Pairs of the run as the fine-tuned model reads them: with a language tag if only the new model has tags."""
-    target = theirs.data.language_pair[1]
-    if theirs.data.targets or target not in recipe.data.targets:
+    if not _adds_tags(theirs, recipe):
         return pairs
-    return (TaggedPair.from_pair(pair, (language_tag(target),)) for pair in pairs)
+    tag = language_tag(theirs.data.language_pair[1])
+    return (TaggedPair.from_pair(pair, (tag,)) for pair in pairs)
+
+
+def _adds_tags(theirs: Recipe, recipe: Recipe) -> bool:
+    """Whether the fine-tuned model has language tags, and the run has none."""
+    return not theirs.data.targets and theirs.data.language_pair[1] in recipe.data.targets

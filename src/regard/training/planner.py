@@ -67,7 +67,7 @@ class Plan:
         steps = f"{training.steps:,} step{'s' * (training.steps != 1)}"
         pairs = f"{rows:,} pairs"
         if self.recipe.data.bidirectional:
-            pairs = f"{rows // 2:,} pairs in both directions"
+            pairs += " (both directions)"
         return (
             f"{pairs}, {self.tokens_per_second:,.0f} tokens/s: {steps} of {model.preset} "
             f"in {duration(self.seconds)}, ending at about {end:%H:%M}"

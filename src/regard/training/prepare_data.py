@@ -34,7 +34,7 @@ from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair, context_of, tags_of
 from regard.data.quality import are_sides_swapped
 from regard.data.special_tokens import SPECIAL_TOKENS
-from regard.data.subword_sampling import SamplingTokenizer
+from regard.data.subword_sampling import SamplingTokenizer, subword_samplers
 from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -160,6 +160,8 @@ def _prepare_tokenizer(
         if parts.begin(identity):
             return run.tokenizer(recipe)
         run.metadata_file.unlink(missing_ok=True)  # it describes the datasets about to be replaced
+        for copy in run.data.glob("train-[0-9]*.arrow"):
+            copy.unlink()
         reporter.message(f"Reading {', '.join(_training_files(recipe))}")
         tokenizer = initial_tokenizer(recipe, lambda: _tokenizer_pairs(recipe))
         tokenizer.save(run.folder)
@@ -253,8 +255,9 @@ def _write_texts(
 # ---------------------------------------------------------------------------------------------
 # Copies with sampled subword segmentations and augmented pairs
 
-PAIRS_PER_PROCESS = 100_000
-"""Number of pairs that take about as long to tokenize (4 seconds) as a process takes to start."""
+PAIRS_PER_PROCESS, SAMPLED_PAIRS_PER_PROCESS = 100_000, 10_000
+"""Number of pairs that take about as long to tokenize (4 seconds) as a process takes to start, without and with
+subword sampling."""
 
 
 COPYING_PROCESS = """
@@ -297,7 +300,8 @@ def _write_valid(
 def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
     """Write all copies, in several processes if there are many pairs; recipe and tokenizer are in the run folder."""
     copies = len(sampled_files(run, recipe))
-    processes = min(copies, available_cores(), 1 + pairs * copies // PAIRS_PER_PROCESS)
+    share = SAMPLED_PAIRS_PER_PROCESS if recipe.training.subword_sampling else PAIRS_PER_PROCESS
+    processes = min(copies, available_cores(), 1 + pairs * copies // share)
     assigned = [range(first, copies, processes) for first in range(processes)]
     run_processes(
         COPYING_PROCESS,
@@ -310,12 +314,13 @@ def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
 def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> None:
     """Write the copies with these numbers."""
     plain, training, files = run.tokenizer(recipe), recipe.training, sampled_files(run, recipe)
-    kind, labels = recipe.tokenizer.kind, recipe.has_labels
+    alpha, labels = training.subword_sampling, recipe.has_labels
+    samplers = subword_samplers(plain, recipe.tokenizer.kind, alpha) if alpha else None
     for number in numbers:
         tokenizer = plain
-        if training.subword_sampling:
+        if samplers:
             seed = (training.seed, number)
-            tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
+            tokenizer = SamplingTokenizer.wrap(plain, samplers, seed, labels)
         rows = partial(_copied_rows, run, recipe, _augmenter(recipe, number))
         write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
 

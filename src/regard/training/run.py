@@ -330,13 +330,19 @@ def _replace_trainer(
     run, prepared, group, mirror = trainer.run, trainer.prepared, trainer.group, trainer.mirror
     before = trainer.recipe
     trainer.release()  # its memory is not to be counted
-    if recipe.data != before.data or recipe.training.copies != before.training.copies:
+    if _data_keys(recipe) != _data_keys(before):
         _on_main(lambda: prepare(run, recipe, reporter), run, group, mirror)
         prepared = open_prepared(run, recipe)
     trainer = Trainer(run, recipe, prepared, group, mirror)
     if recipe.training.tokens_per_batch == "auto":
         trainer.choose_micro_batches(reporter)
     return trainer
+
+
+def _data_keys(recipe: Recipe) -> tuple[object, ...]:
+    """What the prepared data depend on, among the keys that an automatic recipe chooses."""
+    training = recipe.training
+    return recipe.data, training.subword_sampling, training.copies
 
 
 def _fit(

@@ -18,9 +18,10 @@ from regard.data.subword_sampling import (
     SamplingTokenizer,
     SamplingVocabulary,
     UnigramSampler,
+    subword_samplers,
 )
 from regard.data.token_dataset import TokenDataset, write_dataset
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.recipe import CleaningConfig, Recipe, TokenizerConfig as Section, make_recipe
@@ -45,11 +46,28 @@ def tokenizers() -> dict[str, Tokenizer]:
 Tokenizers = dict[str, Tokenizer]
 
 
+def sampling_vocabulary(vocabulary: Vocabulary, kind: str, alpha: float) -> SamplingVocabulary:
+    return SamplingVocabulary(vocabulary, SUBWORD_SAMPLERS[kind](vocabulary, alpha), [1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_sampler_gives_the_same_samples(tokenizers: Tokenizers, kind: str) -> None:
+    """All copies use it, and both sides, for its cache."""
+    base = tokenizers[kind]
+    shared = subword_samplers(base, kind, KINDS[kind])
+    assert shared[0] is shared[1]
+    for seed in ((1, 0), (1, 1)):
+        one = SamplingTokenizer.wrap(base, shared, seed)
+        other = SamplingTokenizer.wrap(base, subword_samplers(base, kind, KINDS[kind]), seed)
+        for side in ("source", "target"):
+            assert getattr(one, side).encode(TEXTS) == getattr(other, side).encode(TEXTS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sampled_segmentation_decodes_to_the_same_text(tokenizers: Tokenizers, kind: str) -> None:
     vocabulary = tokenizers[kind].source
     texts = [*TEXTS, "", " ", "a  b ", "\u2581 \u2585 日本 ñ", "Straße" * 50]
-    sampled = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1]).encode(texts)
+    sampled = sampling_vocabulary(vocabulary, kind, KINDS[kind]).encode(texts)
     assert vocabulary.decode(sampled) == texts
     assert sum(a != b for a, b in zip(sampled, vocabulary.encode(texts), strict=True)) > 100
 
@@ -57,15 +75,15 @@ def test_a_sampled_segmentation_decodes_to_the_same_text(tokenizers: Tokenizers,
 @given(text=st.text(alphabet="abe ntsEI.日"))
 def test_bpe_without_dropout_equals_sentencepiece(tokenizers: Tokenizers, text: str) -> None:
     vocabulary = tokenizers["bpe"].source
-    assert SamplingVocabulary(vocabulary, "bpe", 0.0, [1]).encode([text]) == vocabulary.encode(
-        [text]
-    )
+    assert sampling_vocabulary(vocabulary, "bpe", 0.0).encode([text]) == vocabulary.encode([text])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_depend_on_the_seed(tokenizers: Tokenizers, kind: str) -> None:
     one, same, other = (
-        SamplingTokenizer.wrap(tokenizers[kind], kind, KINDS[kind], seed)
+        SamplingTokenizer.wrap(
+            tokenizers[kind], subword_samplers(tokenizers[kind], kind, KINDS[kind]), seed
+        )
         for seed in ((1, 2), (1, 2), (1, 3))
     )
     first = one.source.encode(TEXTS)
@@ -82,10 +100,10 @@ def test_the_caches_are_bounded_and_do_not_change_the_samples(
     """In scripts without spaces, every sentence is one word."""
     texts = [text.replace(" ", "") for text in TEXTS]
     vocabulary = tokenizers[kind].source
-    unbounded = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1]).encode(texts)
+    unbounded = sampling_vocabulary(vocabulary, kind, KINDS[kind]).encode(texts)
     monkeypatch.setattr(subword_sampling, "MAX_CACHED_WORDS", 5)
     monkeypatch.setattr(subword_sampling, "MAX_CACHED_LATTICES", 5)
-    bounded = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1])
+    bounded = sampling_vocabulary(vocabulary, kind, KINDS[kind])
     assert bounded.encode(texts) == unbounded
     assert len(bounded._samples) == 5
     if isinstance(bounded._sampler, UnigramSampler):
@@ -95,7 +113,7 @@ def test_the_caches_are_bounded_and_do_not_change_the_samples(
 def test_the_same_in_every_process(tokenizers: Tokenizers) -> None:
     """A recorded sample: it must not depend on the process, the version of Python, or the hash seed."""
     vocabulary = tokenizers["bpe"].source
-    sampling = SamplingVocabulary(vocabulary, "bpe", 0.5, [1])
+    sampling = sampling_vocabulary(vocabulary, "bpe", 0.5)
     ids = sampling.encode(["the the the the the"])[0]
     assert " ".join(vocabulary.pieces(ids)) == "▁th e ▁ t h e ▁t h e ▁the ▁the"
 
@@ -104,7 +122,7 @@ def test_a_higher_dropout_gives_more_tokens(tokenizers: Tokenizers) -> None:
     """From SentencePiece's own segmentation without dropout to single characters with dropout 1."""
     vocabulary = tokenizers["bpe"].source
     counts = [
-        sum(map(len, SamplingVocabulary(vocabulary, "bpe", alpha, [1]).encode(TEXTS)))
+        sum(map(len, sampling_vocabulary(vocabulary, "bpe", alpha).encode(TEXTS)))
         for alpha in (0.0, 0.1, 0.5, 1.0)
     ]
     assert counts[0] == sum(map(len, vocabulary.encode(TEXTS)))
@@ -120,9 +138,7 @@ def test_segmentations_are_as_frequent_as_sentencepieces(
 ) -> None:
     count, vocabulary, word = 4000, tokenizers[kind].source, "children"
     monkeypatch.setattr(subword_sampling, "MAX_SAMPLES_PER_WORD", count)
-    ours = Counter(
-        map(tuple, SamplingVocabulary(vocabulary, kind, alpha, [1]).encode([word] * count))
-    )
+    ours = Counter(map(tuple, sampling_vocabulary(vocabulary, kind, alpha).encode([word] * count)))
     theirs = Counter(
         tuple(vocabulary._processor.encode(f" {word}", enable_sampling=True, alpha=alpha))
         for _ in range(count)
@@ -162,7 +178,7 @@ def test_cleaning_does_not_depend_on_the_samples(tmp_path: Path, tokenizers: Tok
     pairs = [*PAIRS, *PAIRS[:7], Pair("", "x")]
     clean = CleaningConfig(max_tokens=max_tokens)
     counts = write_dataset(tmp_path / "base", pairs, base, clean)
-    sampling = SamplingTokenizer.wrap(base, "bpe", 0.5, (1,))
+    sampling = SamplingTokenizer.wrap(base, subword_samplers(base, "bpe", 0.5), (1,))
     assert write_dataset(tmp_path / "sampled", pairs, sampling, clean) == counts
     assert counts.too_long > 0
     one, other = TokenDataset(tmp_path / "base"), TokenDataset(tmp_path / "sampled")
@@ -216,7 +232,7 @@ def test_copies_are_the_same_from_one_process_or_several(
     assert len(set(totals)) == 3
     assert min(totals) > int(prepared.train.source_lengths.sum())
     other, _ = prepared_run(tmp_path / "other", **{**options, "seed": 6})
-    monkeypatch.setattr(module, "PAIRS_PER_PROCESS", 300)
+    monkeypatch.setattr(module, "SAMPLED_PAIRS_PER_PROCESS", 300)
     monkeypatch.setattr(module, "available_cores", lambda: 2)
     again, _ = prepared_run(tmp_path / "two", **options)
     for number in range(3):
@@ -227,7 +243,7 @@ def test_copies_are_the_same_from_one_process_or_several(
 
 def test_a_failing_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, recipe = prepared_run(tmp_path / "one", subword_sampling=0.2, subword_copies=2)
-    monkeypatch.setattr(module, "PAIRS_PER_PROCESS", 100)
+    monkeypatch.setattr(module, "SAMPLED_PAIRS_PER_PROCESS", 100)
     monkeypatch.setattr(module, "available_cores", lambda: 2)
     monkeypatch.setattr(module, "_write_copies", lambda *arguments: None)  # here, not in the other
     (run.folder / "tokenizer.model").unlink()

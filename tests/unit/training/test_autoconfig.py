@@ -578,6 +578,10 @@ def test_few_pairs_are_used_in_both_directions_if_there_is_time_for_many_epochs(
         (["tokenizer.kind=bpe"], (True, 0.0)),  # as BPE-dropout, 0.3 is too much
         (["training.subword_sampling=0"], (True, 0.0)),
         (["training.subword_sampling=0.1"], (True, 0.1)),
+        (["training.subword_copies=4"], (True, 0.3)),
+        (["data.languages=[zh-Hans,zh-Hant]"], (False, 0.0)),  # one language
+        (["training.teacher=[runs/teacher]"], (False, 0.0)),  # it may know one direction
+        (["training.steps=1000"], (False, 0.0)),  # these may be too few
     ],
 )
 def test_pairs_are_used_as_the_user_says(
@@ -589,7 +593,7 @@ def test_pairs_are_used_as_the_user_says(
 
 @pytest.mark.parametrize("damaged", ["this is sentense number {}", "dies ist der Satz Numer {}"])
 def test_text_repair_is_not_trained_in_both_directions(tmp_path: Path, damaged: str) -> None:
-    """The model could not tell from a text which direction is meant."""
+    """The model could not know from a text which direction is meant."""
     lines = [f"{damaged.format(n)}\tdies ist der Satz Nummer {n}" for n in range(1_000)]
     recipe, _ = configure(write(tmp_path, lines), minutes=5, speed=GPU)
     assert recipe.data.bidirectional == damaged.startswith("this")

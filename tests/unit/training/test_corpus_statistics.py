@@ -29,19 +29,31 @@ def test_single_words_are_spelled_unless_they_are_long(letter: str, longest: int
         assert side.tokenizer_kind == kind
 
 
+ENGLISH = ["A dog runs in the park.", "Two men are in the street.", "The woman reads in a park."]
+GERMAN = ["Ein Hund läuft im Park.", "Zwei Männer auf der Straße.", "Die Frau liest im Park."]
+CHINESE = ["狗在公园里跑。", "两个男人在街上。", "女人在公园里看书。"]
+
+
 @pytest.mark.parametrize(
-    ("source", "target", "share", "same"),
+    ("sources", "targets", "same"),
     [
-        ("Ein Hund läuft.", "A dog runs.", 0.0, False),
-        ("the black dgo runs", "The black dog runs", 9 / 13, True),
-        ("東京に行く", "東京へ行く", 0.0, False),
-        ("", "A dog", 0.0, False),
-        ("same text", "Same  text", 1.0, True),
+        (ENGLISH, GERMAN, False),
+        (ENGLISH, CHINESE, False),
+        ([text.upper() for text in ENGLISH], ENGLISH, True),
+        (["A dgo runs in the park.", *ENGLISH[1:]], ENGLISH, True),
+        (ENGLISH[1:] + ENGLISH[:1], ENGLISH, True),  # a dialogue
+        (CHINESE[1:] + CHINESE[:1], CHINESE, True),
+        (["", "", ""], ENGLISH, False),
     ],
 )
-def test_one_language_is_recognized_by_shared_trigrams(
-    source: str, target: str, share: float, same: bool
+def test_one_language_is_recognized_by_trigrams(
+    sources: list[str], targets: list[str], same: bool
 ) -> None:
-    corpus = collect_statistics([Pair(source, target)])
-    assert corpus.shared_trigrams == pytest.approx(share)
-    assert corpus.is_one_language == same
+    pairs = [Pair(source, target) for source, target in zip(sources, targets, strict=True)]
+    assert collect_statistics(pairs).is_one_language == same
+
+
+def test_similarity_is_the_cosine_of_trigram_counts() -> None:
+    corpus = collect_statistics([Pair("abcd", "bcde"), Pair("a b c", "xyz")])
+    # Sources: abc twice, bcd; targets: bcd, cde, xyz.
+    assert corpus.similarity == pytest.approx(1 / (5 * 3) ** 0.5)

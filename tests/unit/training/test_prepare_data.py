@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from regard.data.corpus import train_pairs, valid_pairs
+from regard.data.corpus import is_held_out, train_pairs, valid_pairs
 from regard.data.token_dataset import TokenDataset
 from regard.demo.corpus import generate
 from regard.errors import RegardError
@@ -241,8 +241,23 @@ def test_held_out_pairs_are_held_out_in_both_directions(tmp_path: Path) -> None:
     train, valid = list(train_pairs(data)), list(valid_pairs(data))
     assert valid
     assert all(pair.source.startswith("w") for pair in valid)
-    assert len(train) == 2 * (60 - len(valid))
     assert not {*valid, *((target, source) for source, target in valid)} & {*train}
+    # A target that would be held out as a source is not used as one.
+    assert not any(is_held_out(pair.source, 0.3) for pair in train)
+    assert sum(pair.source.startswith("w") for pair in train) == 60 - len(valid)
+    swapped = sum(pair.source.startswith("x") for pair in train)
+    assert swapped == sum(
+        not is_held_out(pair.target, 0.3) for pair in train if pair.source[0] == "w"
+    )
+
+
+def test_pairs_that_are_there_in_both_directions_are_not_leaked(tmp_path: Path) -> None:
+    pairs = [(f"w{number}", f"x{number}") for number in range(60)]
+    lines = [f"{one}\t{other}" for one, other in [*pairs, *(pair[::-1] for pair in pairs)]]
+    write(tmp_path / "train.tsv", *lines)
+    files = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "hold_out": 0.3}
+    data = make_recipe({"data": {**files, "bidirectional": True}}, "test").data
+    assert not {*valid_pairs(data)} & {*train_pairs(data)}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from regard.training.autoconfig import AutomaticRecipe, autoconfigure
 from regard.training.checkpoint import checkpoint_name
 from regard.training.cost_model import DeviceSpeed
 from regard.training.optimizers import Muon
+from regard.training.prepare_data import data_identity
 from regard.training.progress import ProgressReporter
 from regard.training.run import (
     RESUME_HINT,
@@ -133,6 +134,17 @@ def test_data_are_prepared_again_if_a_new_choice_uses_them_in_another_way(
     pairs = (tmp_path / "x.tsv").read_text().count("\n")
     assert len(trainer.prepared.train) == 2 * (pairs - len(trainer.prepared.valid))
     assert RunDir(tmp_path / "again").recipe().data.bidirectional
+
+
+def test_copies_are_written_again_if_a_new_choice_samples_other_subwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With augmentation, there are copies in any case."""
+    copies = ["training.subword_copies=2", "training.augment.typos=0.5"]
+    trainer = choose_again(
+        tmp_path, monkeypatch, copies, "training", str.upper, subword_sampling=0.3
+    )
+    assert trainer.prepared.metadata["identity"] == data_identity(trainer.recipe)
 
 
 def test_a_new_choice_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
