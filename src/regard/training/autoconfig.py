@@ -641,7 +641,6 @@ def _reasons(
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens per target; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
-        + " of both" * recipe.data.bidirectional
         + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
