@@ -111,12 +111,8 @@ class ModelRule:
 
     def has_same_training(self, other: ModelRule) -> bool:
         """Whether the rules differ only in when they are used."""
-        return self.training == other.training
-
-    @property
-    def training(self) -> tuple[Any, ...]:
-        """The model and how it is trained, without when the rule is used."""
-        return self.dropout, self.rates, *self.methods
+        mine = self.dropout, self.rates, self.methods
+        return mine == (other.dropout, other.rates, other.methods)
 
     @property
     def methods(self) -> tuple[Any, ...]:
@@ -181,15 +177,16 @@ SYMBOL_RULES = (
 """for sequences of characters or symbols, instead of sentences"""
 
 
-class Supports(NamedTuple):
-    """What can be used with the corpus and the settings of the user."""
+class AllowedMethods(NamedTuple):
+    """Whether the corpus and the settings of the user allow methods that some rules use."""
 
-    both_directions: bool = True
-    subword_sampling: bool = True
+    bidirectional: bool
+    subword_sampling: bool
 
-    def allows(self, rule: ModelRule) -> bool:
-        swaps, samples = rule.bidirectional, bool(rule.subword_sampling)
-        return swaps <= self.both_directions and samples <= self.subword_sampling
+    def include(self, rule: ModelRule) -> bool:
+        """Whether all methods of the rule are allowed."""
+        allows_direction = self.bidirectional or not rule.bidirectional
+        return allows_direction and (self.subword_sampling or not rule.subword_sampling)
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ class ChosenModel:
     next_rule: ModelRule | None
     """the next better rule, for which the time is too short"""
     speed: DeviceSpeed
-    supports: Supports
+    allowed: AllowedMethods
     source_ratio: float = 1.0
     """source tokens for each target token, see ``CorpusStatistics.source_ratio``"""
 
@@ -251,7 +248,7 @@ def choose(
     vocabulary: VocabularyRule,
     speed: DeviceSpeed,
     minutes: float | None,
-    supports: Supports,
+    allowed: AllowedMethods,
     source_ratio: float = 1.0,
 ) -> ChosenModel:
     """Apply the rules: the first model for which the time is long enough.
@@ -264,7 +261,7 @@ def choose(
         for rule in (SYMBOL_RULES if corpus.tokenizer_kinds else MODEL_RULES)
         if rule.device in ("any", speed.device)
         and rule.min_pairs <= corpus.pairs < rule.max_pairs
-        and supports.allows(rule)
+        and allowed.include(rule)
     ]
     if minutes is None:
         minutes = _default_minutes(rules, epoch_tokens, speed)
@@ -279,7 +276,7 @@ def choose(
             speed.device,
             None,
             speed,
-            supports,
+            allowed,
             source_ratio,
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
@@ -291,7 +288,10 @@ def choose(
 
 
 def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: DeviceSpeed) -> float:
-    """The default time limit: what the first affordable rule needs for a full training, rounded up."""
+    """The default time limit: what the first affordable rule needs for a full training, rounded up.
+
+    A rule is affordable if its least number of epochs and tokens fits into the longest default.
+    """
     longest = DEFAULT_MINUTES[speed.device]
     for rule in rules:
         rate = speed.tokens_per_second(rule.cost.on(speed.device))
@@ -358,8 +358,8 @@ def autoconfigure(
     source_ratio = corpus.source_ratio(vocabulary.characters_per_token, partial)
     # The encoder takes about half of the time.
     speed = replace(speed, reference=speed.reference * 2 / (1 + source_ratio))
-    supports = _supports(corpus, partial, overrides)
-    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes, supports, source_ratio)
+    allowed = _allowed_methods(corpus, partial, overrides)
+    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes, allowed, source_ratio)
     recipe = _complete(values, choice, corpus, overrides)
     fixed_steps = minutes is None and _number_setting(overrides, "training.steps") is not None
     planned = None if fixed_steps else choice.minutes
@@ -409,13 +409,15 @@ def _complete(
     return make_recipe({**values, **complete}, "the automatic recipe", overrides)
 
 
-def _supports(corpus: CorpusStatistics, given: Recipe, overrides: Sequence[str]) -> Supports:
-    """Whether pairs can be swapped, and subwords sampled.
+def _allowed_methods(
+    corpus: CorpusStatistics, given: Recipe, overrides: Sequence[str]
+) -> AllowedMethods:
+    """Whether pairs may be swapped, and subwords sampled.
 
     given: the recipe without the model.
     """
     if _number_setting(overrides, "training.steps"):  # these may be too few
-        return Supports(False, False)
+        return AllowedMethods(bidirectional=False, subword_sampling=False)
     data, (source, target) = given.data, given.data.language_pair
     is_translation = not (corpus.is_one_language or corpus.summary_ratio or corpus.tokenizer_kinds)
     if data.named:
@@ -425,7 +427,8 @@ def _supports(corpus: CorpusStatistics, given: Recipe, overrides: Sequence[str])
     taught = given.training.teacher is not None  # by a model that may know one direction
     swaps = is_translation and given.tokenizer.shared and not (tagged or own or taught)
     samples = given.tokenizer.kind == "unigram" and not given.tokenizer.target_kind
-    return Supports(swaps, samples and _setting(overrides, "training.subword_sampling") is None)
+    samples &= _setting(overrides, "training.subword_sampling") is None
+    return AllowedMethods(swaps, samples)
 
 
 def _without_shape(values: dict[str, Any], overrides: Sequence[str]) -> Recipe:
@@ -529,7 +532,7 @@ class AutomaticRecipe:
             choice.vocabulary,
             self._speed_for(tokens_per_second),
             total_minutes(left, choice.device),
-            choice.supports,
+            choice.allowed,
             choice.source_ratio,
         )
 

@@ -176,12 +176,12 @@ def _train(
             f"The machines do not share {run}: each of the {mirror.machines} keeps a copy of the run"
         )
 
-    def open_and_score() -> None:
+    def prepare_run() -> None:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
         score_before_fine_tuning(run, recipe, reporter, deadline)
 
-    _on_main(open_and_score, run, group, mirror)
+    _on_main(prepare_run, run, group, mirror)
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group, mirror)
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
